@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * attention_c.c - one page of attention for the units of a tile, and the normalisation at the end. Portable C: the
+ * definition of the arithmetic (docs/kernels.md), never tuned.
+ *
+ * Per lane (query head) and page:
+ *   s[key] = dot(K[key], q), m = max s over the visible keys, ms = m*scale (log2 units)
+ *   p[key] = 2^(s*scale - ms), P = p rounded: to E4M3 after a factor 448, or to BF16 or FP16
+ *   l = sum of the unrounded p (even and odd keys apart), o = sum over keys of P*V
+ * and merged into the state with the running maximum M: M' = max(M, ms), acc = acc*2^(M-M') + o*2^(ms-M'), sum alike.
+ * The maximum that P is relative to is the page's own, so P does not depend on the order or the split of pages.
+ */
+#include "exp2.h"
+#include "kernels.h"
+
+static float round_probability(float p, enum cpu_rounding rounding)
+{
+    switch (rounding) {
+    case ROUND_E4M3:
+        return e4m3_to_f32(f32_to_e4m3(p));
+    case ROUND_BF16:
+        return bf16_to_f32(f32_to_bf16(p));
+    case ROUND_FP16:
+        return fp16_to_f32(f32_to_fp16(p));
+    }
+    return p;
+}
+
+static void page_scores(const float *k, const float *q, int keys, float (*scores)[UNIT_LANES])
+{
+    for (int key = 0; key < keys; key++) {
+        float sum[UNIT_LANES] = {0};
+        for (int d = 0; d < 128; d += 2)
+            for (int lane = 0; lane < UNIT_LANES; lane++) {
+                sum[lane] += k[key * 128 + d + 1] * q[(d + 1) * UNIT_LANES + lane];
+                sum[lane] += k[key * 128 + d] * q[d * UNIT_LANES + lane];
+            }
+        memcpy(scores[key], sum, sizeof sum);
+    }
+}
+
+/* Scores become P in place; gives the page's maximum (log2 units) and sum. A score of -inf cannot come from finite
+ * operands: the row must not look right, so its sum turns NaN. */
+static void page_softmax(float (*scores)[UNIT_LANES], int keys, float scale, enum cpu_rounding rounding, float *max, float *sum)
+{
+    float factor = rounding == ROUND_E4M3 ? 448.0f : 1.0f;
+    for (int lane = 0; lane < UNIT_LANES; lane++) {
+        float m = -INFINITY;
+        float part[2] = {0, 0};
+        for (int key = 0; key < keys; key++) {
+            m = scores[key][lane] > m ? scores[key][lane] : m;
+            if (scores[key][lane] == -INFINITY)
+                part[0] = NAN;
+        }
+        m *= scale;
+        for (int key = 0; key < keys; key++) {
+            float p = exp2_nonpositive(fmaf(scores[key][lane], scale, -m)) * factor;
+            part[key & 1] += p;
+            scores[key][lane] = round_probability(p, rounding);
+        }
+        max[lane] = m;
+        sum[lane] = part[0] + part[1];
+    }
+}
+
+static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, const struct cpu_visit *visit)
+{
+    float p[128][UNIT_LANES], page_max[UNIT_LANES], page_sum[UNIT_LANES], old_weight[UNIT_LANES], page_weight[UNIT_LANES];
+    float *max = tile->max + visit->unit * UNIT_LANES, *sum = tile->sum + visit->unit * UNIT_LANES;
+    float *acc = tile->acc + visit->unit * 128 * UNIT_LANES;
+    page_scores(k, (const float *)tile->q + visit->unit * 128 * UNIT_LANES, visit->keys, p);
+    page_softmax(p, visit->keys, tile->scale, tile->rounding, page_max, page_sum);
+    for (int lane = 0; lane < UNIT_LANES; lane++)
+        if (visit->lanes >> lane & 1) {
+            float new_max = page_max[lane] > max[lane] ? page_max[lane] : max[lane];
+            old_weight[lane] = exp2_nonpositive(max[lane] - new_max);
+            page_weight[lane] = exp2_nonpositive(page_max[lane] - new_max);
+            sum[lane] = fmaf(sum[lane], old_weight[lane], page_sum[lane] * page_weight[lane]);
+            max[lane] = new_max;
+        }
+    for (int d = 0; d < 128; d++) {
+        float out[UNIT_LANES] = {0};
+        for (int key = 0; key < visit->keys; key += 2)
+            for (int lane = 0; lane < UNIT_LANES; lane++) {
+                if (key + 1 < visit->keys)
+                    out[lane] += v[(key + 1) * 128 + d] * p[key + 1][lane];
+                out[lane] += v[key * 128 + d] * p[key][lane];
+            }
+        for (int lane = 0; lane < UNIT_LANES; lane++)
+            if (visit->lanes >> lane & 1)
+                acc[d * UNIT_LANES + lane] = fmaf(acc[d * UNIT_LANES + lane], old_weight[lane], out[lane] * page_weight[lane]);
+    }
+}
+
+void attention_c(struct cpu_tile *tile, const void *k, const void *v, const struct cpu_visit *visits, int num_visits)
+{
+    for (int i = 0; i < num_visits; i++)
+        attend_unit(tile, k, v, &visits[i]);
+}
+
+void finish_c(const float *acc, int lane, float factor, msa_dtype out_dtype, void *out)
+{
+    uint16_t *half = out;
+    for (int d = 0; d < 128; d++) {
+        float a = acc[d * UNIT_LANES + lane];
+        a += a - a; /* an infinite V that the row sees must give NaN, as every other non-finite input does */
+        half[d] = out_dtype == MSA_FP16 ? f32_to_fp16(a * factor) : f32_to_bf16(a * factor);
+    }
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cpu.c - the CPU backend: instruction-set detection, the kernel table, threads, and the backend's function table.
+ */
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* ------------------------------------------------------------------------------------------------ instruction sets */
+
+static const char *const isa_names[NUM_ISAS] = {"c", "avx2", "avx512", "avx512bf16", "neon"};
+
+static bool isa_supported(enum cpu_isa isa)
+{
+    switch (isa) {
+    case ISA_C:
+        return true;
+#if defined(__x86_64__)
+    /* These ask the operating system's XCR0 too. */
+    case ISA_AVX2:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case ISA_AVX512:
+        return isa_supported(ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case ISA_AVX512BF16:
+        return isa_supported(ISA_AVX512) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+#elif defined(__aarch64__)
+    case ISA_NEON:
+        return true;
+#endif
+    default:
+        return false;
+    }
+}
+
+/* NEON is above C and beside the x86 levels. */
+static bool isa_within(enum cpu_isa isa, enum cpu_isa cap)
+{
+    return isa == ISA_C || (isa <= cap && (isa == ISA_NEON) == (cap == ISA_NEON));
+}
+
+struct kernel_entry {
+    enum cpu_isa isa;
+    const char *name, *operation, *formats;
+    void (*function)(void);
+};
+
+static const struct kernel_entry kernel_list[] = {
+#define MSA_CPU_KERNEL(isa, type, slot, function, operation, formats) \
+    {isa, #function, operation, formats, (void (*)(void))function},
+#include "../kernels.inc"
+#undef MSA_CPU_KERNEL
+};
+
+const char *cpu_kernel_name(void (*function)(void))
+{
+    for (size_t i = 0; i < sizeof kernel_list / sizeof *kernel_list; i++)
+        if (kernel_list[i].function == function)
+            return kernel_list[i].name;
+    return "none";
+}
+
+msa_status msa_kernel_get(const msa_context *context, size_t index, msa_kernel_info *info)
+{
+    msa_kernel_info filled;
+    msa_status status = check_struct("info", info, &filled, sizeof filled);
+    if (status)
+        return status;
+    size_t count = sizeof kernel_list / sizeof *kernel_list;
+    if (index >= count)
+        return fail(MSA_ERROR_INVALID_ARGUMENT, "index = %zu: must be less than %zu, the number of kernels", index, count);
+    const struct kernel_entry *entry = &kernel_list[index];
+    info->name = entry->name;
+    info->operation = entry->operation;
+    info->formats = entry->formats;
+    info->isa = isa_names[entry->isa];
+    info->available = context && context->device == MSA_DEVICE_CPU && isa_supported(entry->isa) &&
+                      isa_within(entry->isa, ((const struct cpu_device *)context->backend_data)->isa);
+    return MSA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------ threads */
+
+struct parallel_call {
+    void (*task)(void *arg, size_t i, size_t thread);
+    void *arg;
+};
+
+msa_status cpu_parallel(const msa_context *context, size_t n, void (*task)(void *arg, size_t i, size_t thread), void *arg)
+{
+    if (context->num_threads == 1 || n <= 1) {
+        for (size_t i = 0; i < n; i++)
+            task(arg, i, 0);
+        return MSA_SUCCESS;
+    }
+    if (context->parallel_for) {
+        int result = context->parallel_for(context->parallel_for_data, n, task, arg);
+        return result ? fail(MSA_ERROR_CALLBACK, "parallel_for = returned %d: must return 0", result) : MSA_SUCCESS;
+    }
+#ifdef _OPENMP
+    int threads = n < (size_t)context->num_threads ? (int)n : context->num_threads;
+#pragma omp parallel num_threads(threads)
+    {
+        size_t thread = (size_t)omp_get_thread_num();
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < n; i++)
+            task(arg, i, thread);
+    }
+#else
+    for (size_t i = 0; i < n; i++)
+        task(arg, i, 0);
+#endif
+    return MSA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------ backend table */
+
+static msa_status cpu_plan(msa_plan *plan)
+{
+    msa_status status = cpu_step_create(plan);
+    if (!status)
+        status = plan_is_index(plan) ? cpu_index_plan(plan) : cpu_attention_plan(plan);
+    return status;
+}
+
+static msa_status cpu_prepare(msa_plan *plan, msa_stream stream)
+{
+    (void)stream;
+    cpu_step_prepare(plan);
+    return MSA_SUCCESS;
+}
+
+static msa_status cpu_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream)
+{
+    (void)stream;
+    *bits = atomic_load_explicit(&plan->error, memory_order_relaxed);
+    return MSA_SUCCESS;
+}
+
+/* Aligned by hand, so that the caller's allocator serves: the block's own address stands just before the data. */
+static void *cpu_device_alloc(msa_context *context, size_t bytes)
+{
+    if (bytes > SIZE_MAX - 512)
+        return NULL;
+    char *block = context->alloc(context->alloc_data, bytes + 256 + sizeof(void *));
+    if (!block)
+        return NULL;
+    char *data = (char *)(((uintptr_t)block + sizeof(void *) + 255) & ~(uintptr_t)255);
+    memcpy(data - sizeof(void *), &block, sizeof block);
+    return data;
+}
+
+static void cpu_device_free(msa_context *context, void *pointer)
+{
+    void *block = NULL;
+    if (pointer)
+        memcpy(&block, (char *)pointer - sizeof(void *), sizeof block);
+    context_free(context, block);
+}
+
+static void cpu_context_destroy(msa_context *context)
+{
+    context_free(context, context->backend_data);
+}
+
+static const struct backend cpu_backend = {
+    .plan = cpu_plan,
+    .plan_destroy = cpu_step_destroy,
+    .prepare = cpu_prepare,
+    .index_run = cpu_index_run,
+    .attention_run = cpu_attention_run,
+    .plan_error = cpu_plan_error,
+    .topk = cpu_topk,
+    .merge = cpu_merge,
+    .quantise = cpu_quantise,
+    .convert = cpu_convert,
+    .cache_write = cpu_cache_write,
+    .device_alloc = cpu_device_alloc,
+    .device_free = cpu_device_free,
+    .context_destroy = cpu_context_destroy,
+};
+
+static msa_status choose_isa(const char *name, enum cpu_isa *isa)
+{
+    *isa = ISA_C;
+    for (int candidate = 0; candidate < NUM_ISAS; candidate++) {
+        if (name && !strcmp(name, isa_names[candidate])) {
+            *isa = (enum cpu_isa)candidate;
+            return isa_supported(*isa) ? MSA_SUCCESS : fail(MSA_ERROR_UNSUPPORTED, "isa = \"%s\": this machine lacks it", name);
+        }
+        if (!name && isa_supported((enum cpu_isa)candidate))
+            *isa = (enum cpu_isa)candidate;
+    }
+    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16 or neon", name) : MSA_SUCCESS;
+}
+
+msa_status cpu_context_init(msa_context *context, const msa_context_options *options)
+{
+    const char *name = options->isa;
+    if (!name && (name = getenv("MSA_ISA")) && !*name)
+        name = NULL;
+    enum cpu_isa isa;
+    msa_status status = choose_isa(name, &isa);
+    if (status)
+        return status;
+    struct cpu_device *device = context_alloc(context, sizeof *device);
+    if (!device)
+        return fail(MSA_ERROR_OUT_OF_MEMORY, "context: %zu bytes could not be allocated", sizeof *device);
+    device->isa = isa;
+#define MSA_CPU_KERNEL(level, type, slot, function, operation, formats) \
+    if (isa_within(level, isa) && isa_supported(level))                 \
+        device->kernels.slot = function;
+#include "../kernels.inc"
+#undef MSA_CPU_KERNEL
+    context->backend = &cpu_backend;
+    context->backend_data = device;
+    context->isa_name = isa_names[isa];
+    snprintf(context->device_name, sizeof context->device_name, "cpu");
+    context->num_threads = options->num_threads;
+    if (!context->num_threads) {
+#ifdef _OPENMP
+        context->num_threads = omp_get_max_threads();
+#else
+        context->num_threads = 1;
+#endif
+    }
+    return MSA_SUCCESS;
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * driver_index.c - the indexer on the CPU: tiles of consecutive queries of one request, all index heads, walk the history
+ * pages; each page is converted once per tile. Scores of PAGE_CHUNK pages at a time are ranked and, where asked for, copied
+ * out: no score matrix is needed for a selection.
+ *
+ * Rows of a tile are (query, head) pairs, the head innermost; 16 of them are a unit. Work items are (tile, segment of the
+ * pages): plans of few tiles cut the pages into segments so that a long context fills the machine. Selection is exact and
+ * its order total, so the cut changes no bit.
+ *
+ * Workspace, per thread: packed queries, one converted page, and PAGE_CHUNK scores a row. Segmented plans add their best
+ * pages per row and segment.
+ */
+#include "cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    TILE_ROWS = 256,  /* (query, head) rows of a tile, if a single query has not more heads */
+    PAGE_CHUNK = 64,
+    WANTED_ITEMS = 32, /* plans of fewer tiles are segmented until they have about this many work items */
+};
+
+struct thread_memory {
+    _Alignas(64) uint8_t q[TILE_ROWS * 128 * 4];
+    uint8_t k[128 * 128 * 4];
+    float scores[TILE_ROWS][PAGE_CHUNK];
+    struct cpu_best best[TILE_ROWS];
+};
+
+struct index_run {
+    msa_plan *plan;
+    const msa_index_args *args;
+    const struct cpu_kernels *kernels;
+    enum cpu_operand operand;
+    enum cpu_format q_format, k_format;
+    struct cpu_selection selection;
+    struct thread_memory *threads;
+    struct cpu_best *segments; /* [row][segment], row = query * heads + head; segmented plans only */
+};
+
+static enum cpu_operand choose_operand(const struct cpu_kernels *kernels)
+{
+    return kernels->index[OPERAND_BF16] ? OPERAND_BF16 : OPERAND_F32;
+}
+
+static enum cpu_format storage_format(msa_dtype dtype)
+{
+    return dtype == MSA_BF16 ? FORMAT_BF16 : dtype == MSA_NVFP4 ? FORMAT_NVFP4_E4M3 : FORMAT_E4M3;
+}
+
+static size_t align_up(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
+msa_status cpu_index_plan(msa_plan *plan)
+{
+    const msa_index_desc *desc = &plan->index;
+    const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
+    enum cpu_operand operand = choose_operand(kernels);
+    plan->kernel = cpu_kernel_name((void (*)(void))kernels->index[operand]);
+    snprintf(plan->kernels, sizeof plan->kernels, "%s, %s, %s%s%s", plan->kernel,
+             cpu_kernel_name((void (*)(void))kernels->convert_k[operand][storage_format(desc->k_dtype)]),
+             cpu_kernel_name((void (*)(void))kernels->pack[operand][storage_format(desc->q_dtype)]),
+             desc->outputs & MSA_INDEX_SELECTION ? ", " : "",
+             desc->outputs & MSA_INDEX_SELECTION ? cpu_kernel_name((void (*)(void))kernels->select) : "");
+    plan->strategy = "query-major";
+    plan->precision = "exact";
+    plan->query_tile = TILE_ROWS / desc->num_index_heads;
+    plan->workspace_bytes = align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads;
+    int64_t most_tiles = plan->max_total_q / plan->query_tile + plan->max_batch; /* each request can end in a partial tile */
+    int64_t segments = (WANTED_ITEMS + most_tiles - 1) / most_tiles, chunks = (plan->max_pages + PAGE_CHUNK - 1) / PAGE_CHUNK;
+    plan->num_splits = (int32_t)(segments < chunks ? segments : chunks);
+    if (plan->num_splits > 1 && desc->outputs & MSA_INDEX_SELECTION)
+        plan->workspace_bytes += align_up(sizeof(struct cpu_best) * (size_t)plan->max_total_q * (size_t)desc->num_index_heads *
+                                          (size_t)plan->num_splits);
+    return MSA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------ one tile */
+
+struct tile {
+    const struct cpu_request *request;
+    int64_t begin, end; /* rows inside the request */
+    int heads, rows;    /* index heads; (query, head) rows */
+};
+
+static struct tile tile_at(const struct index_run *run, int64_t index)
+{
+    struct tile tile = {.heads = run->plan->index.num_index_heads};
+    tile.request = cpu_step_tile(run->plan, index, &tile.begin, &tile.end);
+    tile.rows = (int)(tile.end - tile.begin) * tile.heads;
+    return tile;
+}
+
+/* Pages of the query that owns row r: n, its own one included, 0 at a negative position. History pages are n - 1. */
+static int32_t row_pages(const struct index_run *run, const struct tile *tile, int r)
+{
+    int64_t position = tile->request->first_position + tile->begin + r / tile->heads;
+    if (position < 0)
+        return 0;
+    int64_t n = position / MSA_PAGE_SIZE + 1;
+    return (int32_t)(n < run->plan->max_pages ? n : run->plan->max_pages);
+}
+
+/* History pages with a score. Beyond the plan's capacity the last visible page is history, too. */
+static int32_t row_history(const struct index_run *run, const struct tile *tile, int r)
+{
+    int64_t position = tile->request->first_position + tile->begin + r / tile->heads;
+    int64_t history = position < 0 ? 0 : position / MSA_PAGE_SIZE;
+    return (int32_t)(history < run->plan->max_pages ? history : run->plan->max_pages);
+}
+
+static int64_t query_row(const struct tile *tile, int r)
+{
+    return tile->request->first_row + tile->begin + r / tile->heads;
+}
+
+static void load_queries(const struct index_run *run, const struct tile *tile, struct thread_memory *memory)
+{
+    const msa_index_args *args = run->args;
+    size_t unit_bytes = 128 * UNIT_LANES * (run->operand == OPERAND_BF16 ? 2 : 4);
+    for (int first = 0; first < tile->rows; first += UNIT_LANES) {
+        const void *lanes[UNIT_LANES];
+        int num_lanes = 0;
+        for (int r = first; r < tile->rows && num_lanes < UNIT_LANES; r++)
+            lanes[num_lanes++] = (const char *)args->index_q + query_row(tile, r) * args->index_q_row_stride +
+                                 r % tile->heads * args->index_q_head_stride;
+        run->kernels->pack[run->operand][run->q_format](lanes, num_lanes, memory->q + (size_t)(first / UNIT_LANES) * unit_bytes);
+    }
+}
+
+/* Scores of logical pages [first, last) for all rows. A page outside the cache scores -inf: no candidate. */
+static void score_pages(const struct index_run *run, const struct tile *tile, int32_t first, int32_t last, struct thread_memory *memory)
+{
+    const msa_index_args *args = run->args;
+    for (int32_t page = first; page < last; page++) {
+        int64_t physical = tile->request->pages[page];
+        if (physical < 0 || physical >= args->num_pages) {
+            atomic_fetch_or_explicit(&run->plan->error, MSA_ERROR_BIT_PAGE_ID, memory_order_relaxed);
+            for (int r = 0; r < tile->rows; r++)
+                memory->scores[r][page - first] = -INFINITY;
+            continue;
+        }
+        struct cpu_rows rows = {.data = (const uint8_t *)args->index_k + physical * args->index_k_page_stride,
+                                .token_stride = args->index_k_token_stride,
+                                .scale = args->index_k_scale ? (const uint8_t *)args->index_k_scale + physical * args->index_k_scale_page_stride : NULL,
+                                .scale_token_stride = args->index_k_scale_token_stride};
+        run->kernels->convert_k[run->operand][run->k_format](&rows, MSA_PAGE_SIZE, memory->k);
+        run->kernels->index[run->operand](memory->k, memory->q, tile->rows, &memory->scores[0][page - first], PAGE_CHUNK);
+    }
+}
+
+/* Ranks and copies out what each row may see of the scored pages [first, last). */
+static void use_scores(const struct index_run *run, const struct tile *tile, int32_t first, int32_t last, struct thread_memory *memory)
+{
+    const msa_index_args *args = run->args;
+    for (int r = 0; r < tile->rows; r++) {
+        int32_t n = row_pages(run, tile, r), history = row_history(run, tile, r);
+        int32_t end = history < last ? history : last;
+        if (args->scores && end > first)
+            memcpy((char *)args->scores + r % tile->heads * args->scores_head_stride + query_row(tile, r) * args->scores_row_stride +
+                       (int64_t)first * 4, memory->scores[r], (size_t)(end - first) * 4);
+        if (!args->topk)
+            continue;
+        int32_t from = cpu_first_candidate(&run->selection, n), to = cpu_last_candidate(&run->selection, n);
+        from = from > first ? from : first;
+        to = to < last ? to : last;
+        if (to > from)
+            run->kernels->select(&memory->best[r], memory->scores[r] + (from - first), from, to - from);
+    }
+}
+
+static void write_row(const struct index_run *run, const struct tile *tile, int r, const struct cpu_best *best)
+{
+    const msa_index_args *args = run->args;
+    int32_t n = row_pages(run, tile, r);
+    cpu_best_write(best, &run->selection, n,
+                   (int32_t *)((char *)args->topk + r % tile->heads * args->topk_head_stride + query_row(tile, r) * args->topk_row_stride));
+    if (args->num_valid_pages && r % tile->heads == 0)
+        args->num_valid_pages[query_row(tile, r)] = n;
+}
+
+/* ------------------------------------------------------------------------------------------------ tasks */
+
+static void score_task(void *arg, size_t index, size_t thread)
+{
+    const struct index_run *run = arg;
+    struct thread_memory *memory = (struct thread_memory *)((char *)run->threads + thread * align_up(sizeof *memory));
+    int splits = run->plan->num_splits, segment = (int)(index % (size_t)splits);
+    struct tile tile = tile_at(run, (int64_t)(index / (size_t)splits));
+    load_queries(run, &tile, memory);
+    for (int r = 0; r < tile.rows; r++)
+        cpu_best_init(&memory->best[r], &run->selection, row_pages(run, &tile, r));
+    /* Segments are whole chunks of what the tile's last row sees, so that all of them have work. */
+    int32_t pages = row_history(run, &tile, tile.rows - 1), chunks = (pages + PAGE_CHUNK - 1) / PAGE_CHUNK;
+    int32_t first = (int32_t)((int64_t)chunks * segment / splits) * PAGE_CHUNK;
+    int32_t stop = (int32_t)((int64_t)chunks * (segment + 1) / splits) * PAGE_CHUNK;
+    stop = stop < pages ? stop : pages;
+    for (; first < stop; first += PAGE_CHUNK) {
+        int32_t last = first + PAGE_CHUNK < stop ? first + PAGE_CHUNK : stop;
+        score_pages(run, &tile, first, last, memory);
+        use_scores(run, &tile, first, last, memory);
+    }
+    if (!run->args->topk)
+        return;
+    for (int r = 0; r < tile.rows; r++)
+        if (splits == 1)
+            write_row(run, &tile, r, &memory->best[r]);
+        else
+            run->segments[(query_row(&tile, r) * tile.heads + r % tile.heads) * splits + segment] = memory->best[r];
+}
+
+static void merge_task(void *arg, size_t index, size_t thread)
+{
+    (void)thread;
+    const struct index_run *run = arg;
+    struct tile tile = tile_at(run, (int64_t)index);
+    for (int r = 0; r < tile.rows; r++) {
+        const struct cpu_best *segments = run->segments + (query_row(&tile, r) * tile.heads + r % tile.heads) * run->plan->num_splits;
+        struct cpu_best best = segments[0];
+        for (int segment = 1; segment < run->plan->num_splits; segment++)
+            cpu_best_merge(&best, &segments[segment]);
+        write_row(run, &tile, r, &best);
+    }
+}
+
+msa_status cpu_index_run(msa_plan *plan, const msa_index_args *args, msa_stream stream)
+{
+    (void)stream;
+    const msa_index_desc *desc = &plan->index;
+    const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
+    struct index_run run = {
+        .plan = plan,
+        .args = args,
+        .kernels = kernels,
+        .operand = choose_operand(kernels),
+        .q_format = storage_format(desc->q_dtype),
+        .k_format = storage_format(desc->k_dtype),
+        .selection = {.k = desc->topk, .init_pages = desc->init_pages, .local_pages = desc->local_pages, .order = desc->topk_order},
+        .threads = plan->step.workspace,
+        .segments = (struct cpu_best *)((char *)plan->step.workspace +
+                                        align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads),
+    };
+    size_t tiles = (size_t)cpu_step_tiles(plan);
+    msa_status status = cpu_parallel(plan->context, tiles * (size_t)plan->num_splits, score_task, &run);
+    if (!status && plan->num_splits > 1 && args->topk)
+        status = cpu_parallel(plan->context, tiles, merge_task, &run);
+    return status;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * index_c.c - indexer scores of one whole page: per row the largest of 128 dot products. Portable C, the definition.
+ * A NaN dot product never becomes the maximum; a page of nothing but NaN scores -inf.
+ */
+#include "kernels.h"
+
+#include <math.h>
+
+void index_c(const void *k, const void *q, int num_rows, float *scores, int64_t row_stride)
+{
+    const float *keys = k;
+    for (int unit = 0; unit * UNIT_LANES < num_rows; unit++) {
+        const float *rows = (const float *)q + unit * 128 * UNIT_LANES;
+        float best[UNIT_LANES];
+        for (int lane = 0; lane < UNIT_LANES; lane++)
+            best[lane] = -INFINITY;
+        for (int key = 0; key < 128; key++) {
+            float sum[UNIT_LANES] = {0};
+            for (int d = 0; d < 128; d += 2)
+                for (int lane = 0; lane < UNIT_LANES; lane++) {
+                    sum[lane] += keys[key * 128 + d + 1] * rows[(d + 1) * UNIT_LANES + lane];
+                    sum[lane] += keys[key * 128 + d] * rows[d * UNIT_LANES + lane];
+                }
+            for (int lane = 0; lane < UNIT_LANES; lane++)
+                best[lane] = sum[lane] > best[lane] ? sum[lane] : best[lane];
+        }
+        for (int lane = 0; lane < UNIT_LANES && unit * UNIT_LANES + lane < num_rows; lane++)
+            scores[(unit * UNIT_LANES + lane) * row_stride] = best[lane];
+    }
+}
