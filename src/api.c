@@ -74,7 +74,9 @@ static msa_status run_index(msa_plan *plan, enum plan_operation operation, const
     msa_status status = run_ready(plan, operation);
     if (!status)
         status = check_index_args(plan, args, &resolved);
-    return status ? status : plan->context->backend->index_run(plan, &resolved, stream);
+    if (status || plan->step.total_q == 0) /* nothing to do, and perhaps no workspace to do it in */
+        return status;
+    return plan->context->backend->index_run(plan, &resolved, stream);
 }
 
 static msa_status run_attention(msa_plan *plan, enum plan_operation operation, const msa_attention_args *args, msa_stream stream)
@@ -83,7 +85,9 @@ static msa_status run_attention(msa_plan *plan, enum plan_operation operation, c
     msa_status status = run_ready(plan, operation);
     if (!status)
         status = check_attention_args(plan, args, &resolved);
-    return status ? status : plan->context->backend->attention_run(plan, &resolved, stream);
+    if (status || plan->step.total_q == 0) /* nothing to do, and perhaps no workspace to do it in */
+        return status;
+    return plan->context->backend->attention_run(plan, &resolved, stream);
 }
 
 #define PLANNED_OPERATION(op, OP, kind)                                                               \

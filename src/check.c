@@ -107,7 +107,7 @@ static msa_status check_tensor(const char *name, const void *data, size_t alignm
         for (int round = 0; round < num_axes; round++) {
             int smallest = -1;
             for (int i = 0; i < num_axes; i++)
-                if (!done[i] && (smallest < 0 || *axes[i].stride < *axes[smallest].stride))
+                if (!done[i] && (smallest < 0 || *axes[i].stride <= *axes[smallest].stride)) /* of equals the inner one */
                     smallest = i;
             done[smallest] = true;
             if (axes[smallest].extent == 1)
@@ -168,7 +168,7 @@ static msa_status check_capacity(int32_t max_batch, int64_t max_total_q, int64_t
     return check_range("max_kv_len", max_kv_len, 1, MSA_MAX_KV_LEN);
 }
 
-static msa_status check_forced(int32_t init_pages, int32_t local_pages, int32_t topk, int32_t order)
+static msa_status check_forced(int32_t init_pages, int32_t local_pages, int32_t topk, const char *order_name, int32_t order)
 {
     if (init_pages < 0)
         return INVALID("init_pages = %d: must be >= 0", (int)init_pages);
@@ -176,14 +176,14 @@ static msa_status check_forced(int32_t init_pages, int32_t local_pages, int32_t 
         return INVALID("local_pages = %d: must be >= 1, a query's own page is always listed", (int)local_pages);
     if ((int64_t)init_pages + local_pages > topk)
         return INVALID("init_pages + local_pages = %lld: must be at most k = %d", (long long)init_pages + local_pages, (int)topk);
-    return check_range("topk_order", order, MSA_TOPK_ORDER_PAGE, MSA_TOPK_ORDER_SCORE);
+    return check_range(order_name, order, MSA_TOPK_ORDER_PAGE, MSA_TOPK_ORDER_SCORE);
 }
 
 static msa_status check_dtype(const char *name, msa_dtype dtype)
 {
     if (dtype == MSA_E5M2)
         return UNSUPPORTED("%s = E5M2: E5M2 is not supported, only E4M3", name);
-    return check_range(name, dtype, MSA_DTYPE_DEFAULT, MSA_E5M2);
+    return check_range(name, (int32_t)dtype, MSA_DTYPE_DEFAULT, MSA_E5M2);
 }
 
 msa_status check_index_desc(const msa_index_desc *caller_desc, msa_index_desc *desc)
@@ -198,7 +198,7 @@ msa_status check_index_desc(const msa_index_desc *caller_desc, msa_index_desc *d
                            dtype_name(desc->q_dtype), dtype_name(desc->k_dtype));
     TRY(check_range("num_index_heads", desc->num_index_heads, 1, 64));
     TRY(check_geometry(desc->head_dim, desc->page_size, desc->causal, desc->topk, desc->precision));
-    TRY(check_forced(desc->init_pages, desc->local_pages, desc->topk, desc->topk_order));
+    TRY(check_forced(desc->init_pages, desc->local_pages, desc->topk, "topk_order", desc->topk_order));
     TRY(check_range("outputs", desc->outputs, MSA_INDEX_SCORES, MSA_INDEX_SCORES | MSA_INDEX_SELECTION));
     return check_capacity(desc->max_batch, desc->max_total_q, desc->max_kv_len);
 }
@@ -232,8 +232,8 @@ msa_status check_attention_desc(const msa_attention_desc *caller_desc, msa_atten
     TRY(check_geometry(desc->head_dim, desc->page_size, desc->causal, desc->topk, desc->precision));
     if (!(isfinite(desc->sm_scale) && desc->sm_scale > 0))
         return INVALID("sm_scale = %g: must be finite and > 0", (double)desc->sm_scale);
-    TRY(check_range("strategy", desc->strategy, MSA_STRATEGY_AUTO, MSA_STRATEGY_PAGE_MAJOR));
-    TRY(check_range("v_scale_order", desc->v_scale_order, MSA_SCALE_LINEAR, MSA_SCALE_QUAD));
+    TRY(check_range("strategy", (int32_t)desc->strategy, MSA_STRATEGY_AUTO, MSA_STRATEGY_PAGE_MAJOR));
+    TRY(check_range("v_scale_order", (int32_t)desc->v_scale_order, MSA_SCALE_LINEAR, MSA_SCALE_QUAD));
     if (desc->v_scale_order == MSA_SCALE_QUAD && desc->kv_dtype != MSA_NVFP4)
         return INVALID("v_scale_order = quad: kv_dtype = %s has no block scales", dtype_name(desc->kv_dtype));
     TRY(check_range("partials", desc->partials, 0, 1));
@@ -382,7 +382,7 @@ msa_status check_topk_args(const msa_topk_args *caller_args, msa_topk_args *args
     if (args->k > MSA_MAX_TOPK)
         return UNSUPPORTED("k = %d: must be 1..32", (int)args->k);
     TRY(check_range("k", args->k, 1, MSA_MAX_TOPK));
-    TRY(check_forced(args->init_pages, args->local_pages, args->k, args->order));
+    TRY(check_forced(args->init_pages, args->local_pages, args->k, "order", args->order));
     if (args->rows == 0)
         return MSA_SUCCESS;
     TRY(TENSOR(args, scores, 4, (size_t)args->columns * 4, INPUT, AXIS(args, scores, head, args->num_heads),
@@ -580,7 +580,7 @@ msa_status check_cache_write_args(const msa_cache_write_args *caller_args, msa_c
     TRY(check_dtype("src_dtype", args->src_dtype));
     if (args->src_dtype != MSA_E4M3)
         TRY(check_float("src_dtype", args->src_dtype));
-    TRY(check_range("v_scale_order", args->v_scale_order, MSA_SCALE_LINEAR, MSA_SCALE_QUAD));
+    TRY(check_range("v_scale_order", (int32_t)args->v_scale_order, MSA_SCALE_LINEAR, MSA_SCALE_QUAD));
     bool k = args->k_new || args->k, v = args->v_new || args->v, index_k = args->index_k_new || args->index_k;
     if (k || v)
         TRY(check_cache_dtype("kv_dtype", args->kv_dtype, args->src_dtype, true));

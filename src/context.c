@@ -112,3 +112,17 @@ msa_status msa_context_get_info(const msa_context *context, msa_context_info *in
     info->device_name = context->device_name;
     return MSA_SUCCESS;
 }
+
+msa_status msa_kernel_get(const msa_context *context, size_t index, msa_kernel_info *info)
+{
+    msa_kernel_info filled;
+    msa_status status = check_struct("info", info, &filled, sizeof filled);
+    if (status)
+        return status;
+    size_t count = cpu_kernel_get(context, index, info);
+#ifdef MSA_WITH_CUDA
+    count += cuda_kernel_get(context, index - count, info); /* wraps, and so fills nothing, for a kernel of the CPU */
+#endif
+    return index < count ? MSA_SUCCESS
+                         : fail(MSA_ERROR_INVALID_ARGUMENT, "index = %zu: must be less than %zu, the number of kernels", index, count);
+}

@@ -7,7 +7,7 @@
 #ifndef MSA_INTERNAL_H
 #define MSA_INTERNAL_H
 
-#include "msa.h"
+#include "merge_job.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -17,23 +17,6 @@
 
 /* Sets the thread's message and returns the status: `return fail(MSA_ERROR_..., "topk = %d: ...", topk)`. */
 msa_status fail(msa_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-/* ------------------------------------------------------------------------------------------------ jobs of stateless calls */
-
-/* combine and merge are one operation: S states of one row. */
-struct merge_job {
-    int32_t num_states;
-    msa_merge_state states[MSA_MAX_SPLITS];
-    int64_t rows;
-    int32_t num_q_heads, num_kv_heads;
-    const int32_t *split_counts; /* or NULL */
-    int64_t split_counts_row_stride, split_counts_head_stride;
-    msa_dtype out_dtype;
-    void *out;
-    int64_t out_row_stride, out_head_stride;
-    float *lse; /* or NULL */
-    int64_t lse_row_stride, lse_head_stride;
-};
 
 /* ------------------------------------------------------------------------------------------------ backends */
 
@@ -60,6 +43,11 @@ struct backend {
 msa_status cpu_context_init(msa_context *context, const msa_context_options *options);
 #ifdef MSA_WITH_CUDA
 msa_status cuda_context_init(msa_context *context, const msa_context_options *options);
+#endif
+/* Return the number of kernels of the device type; fill all but info->size if index is less than that. */
+size_t cpu_kernel_get(const msa_context *context, size_t index, msa_kernel_info *info);
+#ifdef MSA_WITH_CUDA
+size_t cuda_kernel_get(const msa_context *context, size_t index, msa_kernel_info *info);
 #endif
 
 /* ------------------------------------------------------------------------------------------------ contexts, plans */

@@ -15,26 +15,32 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t f32_bits(float x)
+#ifdef __CUDACC__ /* GPU kernels use these very functions, so that their bits agree */
+#define NUMBER_FN static inline __host__ __device__
+#else
+#define NUMBER_FN static inline
+#endif
+
+NUMBER_FN uint32_t f32_bits(float x)
 {
     uint32_t u;
     memcpy(&u, &x, 4);
     return u;
 }
 
-static inline float f32_from_bits(uint32_t u)
+NUMBER_FN float f32_from_bits(uint32_t u)
 {
     float x;
     memcpy(&x, &u, 4);
     return x;
 }
 
-static inline float bf16_to_f32(uint16_t h)
+NUMBER_FN float bf16_to_f32(uint16_t h)
 {
     return f32_from_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t f32_to_bf16(float x)
+NUMBER_FN uint16_t f32_to_bf16(float x)
 {
     uint32_t u = f32_bits(x);
     if (isnan(x))
@@ -42,7 +48,7 @@ static inline uint16_t f32_to_bf16(float x)
     return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
 
-static inline float fp16_to_f32(uint16_t h)
+NUMBER_FN float fp16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7FFF;
     if (magnitude >= 0x7C00)
@@ -52,7 +58,7 @@ static inline float fp16_to_f32(uint16_t h)
     return f32_from_bits(sign | ((magnitude << 13) + (112u << 23)));
 }
 
-static inline uint16_t f32_to_fp16(float x)
+NUMBER_FN uint16_t f32_to_fp16(float x)
 {
     uint32_t u = f32_bits(x), sign = u >> 16 & 0x8000, a = u & 0x7FFFFFFF;
     if (a > 0x7F800000)
@@ -65,7 +71,7 @@ static inline uint16_t f32_to_fp16(float x)
     return (uint16_t)(sign | (((a + 0xFFF + (a >> 13 & 1)) >> 13) - (112 << 10)));
 }
 
-static inline float e4m3_to_f32(uint8_t code)
+NUMBER_FN float e4m3_to_f32(uint8_t code)
 {
     uint32_t sign = (uint32_t)(code & 0x80) << 24, magnitude = code & 0x7F;
     if (magnitude == 0x7F)
@@ -75,7 +81,7 @@ static inline float e4m3_to_f32(uint8_t code)
     return f32_from_bits(sign | ((magnitude << 20) + (120u << 23)));
 }
 
-static inline uint8_t f32_to_e4m3(float x) /* rn, satfinite; NaN gives 0x7F */
+NUMBER_FN uint8_t f32_to_e4m3(float x) /* rn, satfinite; NaN gives 0x7F */
 {
     uint32_t u = f32_bits(x), sign = u >> 24 & 0x80, a = u & 0x7FFFFFFF;
     if (a > 0x7F800000)
@@ -87,13 +93,13 @@ static inline uint8_t f32_to_e4m3(float x) /* rn, satfinite; NaN gives 0x7F */
     return (uint8_t)(sign | (((a + 0x7FFFF + (a >> 20 & 1)) >> 20) - (120 << 3)));
 }
 
-static inline float e2m1_to_f32(uint8_t code)
+NUMBER_FN float e2m1_to_f32(uint8_t code)
 {
     static const float magnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     return code & 8 ? -magnitude[code & 7] : magnitude[code & 7];
 }
 
-static inline uint8_t f32_to_e2m1(float x) /* rn, satfinite; NaN gives 6 */
+NUMBER_FN uint8_t f32_to_e2m1(float x) /* rn, satfinite; NaN gives 6 */
 {
     float a = fabsf(x);
     uint8_t sign = signbit(x) && !isnan(x) ? 8 : 0;
@@ -103,7 +109,7 @@ static inline uint8_t f32_to_e2m1(float x) /* rn, satfinite; NaN gives 6 */
 }
 
 /* The exact product of an NVFP4 code and its block scale: at most six significant bits, exact in BF16, FP16 and FP32. */
-static inline float nvfp4_to_f32(uint8_t code, uint8_t scale)
+NUMBER_FN float nvfp4_to_f32(uint8_t code, uint8_t scale)
 {
     return e2m1_to_f32(code) * e4m3_to_f32(scale);
 }

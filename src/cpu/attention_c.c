@@ -4,10 +4,11 @@
  * definition of the arithmetic (docs/kernels.md), never tuned.
  *
  * Per lane (query head) and page:
- *   s[key] = dot(K[key], q), m = max s over the visible keys, ms = m*scale (log2 units)
- *   p[key] = 2^(s*scale - ms), P = p rounded: to E4M3 after a factor 448, or to BF16 or FP16
+ *   s[key] = dot(K[key], q), m = max s over the visible keys
+ *   p[key] = 2^((s - m)*scale), P = p rounded: to E4M3 after a factor 448, or to BF16 or FP16. (s - m first, so that p of
+ *            the largest key is exactly 1, however large the logits are.)
  *   l = sum of the unrounded p (even and odd keys apart), o = sum over keys of P*V
- * and merged into the state with the running maximum M: M' = max(M, ms), acc = acc*2^(M-M') + o*2^(ms-M'), sum alike.
+ * and merged into the state with the running maximum M: M' = max(M, m), acc = acc*2^((M-M')*scale) + o*2^((m-M')*scale), sum alike.
  * The maximum that P is relative to is the page's own, so P does not depend on the order or the split of pages.
  */
 #include "exp2.h"
@@ -39,9 +40,9 @@ static void page_scores(const float *k, const float *q, int keys, float (*scores
     }
 }
 
-/* Scores become P in place; gives the page's maximum (log2 units) and sum. A score of -inf cannot come from finite
+/* Scores become P in place; gives the page's maximum and sum. A score of -inf cannot come from finite
  * operands: the row must not look right, so its sum turns NaN. */
-static void page_softmax(float (*scores)[UNIT_LANES], int keys, float scale, enum cpu_rounding rounding, float *max, float *sum)
+static void page_softmax(float (*scores)[UNIT_LANES], int keys, struct exp2_scale scale, enum cpu_rounding rounding, float *max, float *sum)
 {
     float factor = rounding == ROUND_E4M3 ? 448.0f : 1.0f;
     for (int lane = 0; lane < UNIT_LANES; lane++) {
@@ -52,9 +53,8 @@ static void page_softmax(float (*scores)[UNIT_LANES], int keys, float scale, enu
             if (scores[key][lane] == -INFINITY)
                 part[0] = NAN;
         }
-        m *= scale;
         for (int key = 0; key < keys; key++) {
-            float p = exp2_nonpositive(fmaf(scores[key][lane], scale, -m)) * factor;
+            float p = exp2_nonpositive(scores[key][lane] - m, scale, factor);
             part[key & 1] += p;
             scores[key][lane] = round_probability(p, rounding);
         }
@@ -73,8 +73,8 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
     for (int lane = 0; lane < UNIT_LANES; lane++)
         if (visit->lanes >> lane & 1) {
             float new_max = page_max[lane] > max[lane] ? page_max[lane] : max[lane];
-            old_weight[lane] = exp2_nonpositive(max[lane] - new_max);
-            page_weight[lane] = exp2_nonpositive(page_max[lane] - new_max);
+            old_weight[lane] = exp2_nonpositive(max[lane] - new_max, tile->scale, 1);
+            page_weight[lane] = exp2_nonpositive(page_max[lane] - new_max, tile->scale, 1);
             sum[lane] = fmaf(sum[lane], old_weight[lane], page_sum[lane] * page_weight[lane]);
             max[lane] = new_max;
         }
@@ -83,8 +83,8 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
         for (int key = 0; key < visit->keys; key += 2)
             for (int lane = 0; lane < UNIT_LANES; lane++) {
                 if (key + 1 < visit->keys)
-                    out[lane] += v[(key + 1) * 128 + d] * p[key + 1][lane];
-                out[lane] += v[key * 128 + d] * p[key][lane];
+                    out[lane] += v[(d / SLICE * 128 + key + 1) * SLICE + d % SLICE] * p[key + 1][lane];
+                out[lane] += v[(d / SLICE * 128 + key) * SLICE + d % SLICE] * p[key][lane];
             }
         for (int lane = 0; lane < UNIT_LANES; lane++)
             if (visit->lanes >> lane & 1)
@@ -92,18 +92,24 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
     }
 }
 
-void attention_c(struct cpu_tile *tile, const void *k, const void *v, const struct cpu_visit *visits, int num_visits)
+void attention_c(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visits, int num_visits)
 {
+    float *k = page->k_operand, *v = page->v_operand;
+    for (int slice = 0; slice < NUM_SLICES; slice++) {
+        page->convert_k(&page->k, slice, page->keys, k + slice * SLICE * 128);
+        page->convert_v(&page->v, slice, page->keys, v + slice * SLICE * 128);
+    }
     for (int i = 0; i < num_visits; i++)
         attend_unit(tile, k, v, &visits[i]);
 }
 
-void finish_c(const float *acc, int lane, float factor, msa_dtype out_dtype, void *out)
+void finish_c(const float *acc, const float *factor, int num_lanes, msa_dtype out_dtype, void *const *out)
 {
-    uint16_t *half = out;
-    for (int d = 0; d < 128; d++) {
-        float a = acc[d * UNIT_LANES + lane];
-        a += a - a; /* an infinite V that the row sees must give NaN, as every other non-finite input does */
-        half[d] = out_dtype == MSA_FP16 ? f32_to_fp16(a * factor) : f32_to_bf16(a * factor);
-    }
+    for (int lane = 0; lane < num_lanes; lane++)
+        for (int d = 0; out[lane] && d < 128; d++) {
+            /* An infinite V that the row sees must give NaN, as every other non-finite input does, and every NaN the same. */
+            float a = acc[d * UNIT_LANES + lane], x = a * factor[lane];
+            x = isfinite(a) && !isnan(x) ? x : NAN;
+            ((uint16_t *)out[lane])[d] = out_dtype == MSA_FP16 ? f32_to_fp16(x) : f32_to_bf16(x);
+        }
 }

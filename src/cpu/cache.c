@@ -2,11 +2,14 @@
  *
  * cache.c - cache write on the CPU: new tokens' K, V and index-K into their pages, in the cache's format.
  *
- * A work item is one head of one tensor over all tokens, so that of two tokens with one slot the later wins whatever the
- * thread count.
+ * A work item is some heads of one tensor over all tokens in order, so that of two tokens with one slot the later wins
+ * whatever the thread count. Heads that lie together and share a factor are quantised by one call, GROUP at a time, and
+ * then copied to their pages: the kernels like long rows.
  */
 #include "../number.h"
 #include "cpu.h"
+
+enum { GROUP = 8 };
 
 /* One tensor of the cache, with its source. */
 struct destination {
@@ -27,6 +30,7 @@ struct cache_call {
     const msa_cache_write_args *args;
     const struct cpu_kernels *kernels;
     struct destination to[3];
+    int32_t items; /* of each tensor, if it has that many heads */
 };
 
 static void store_half(const uint8_t *source, msa_dtype src_dtype, msa_dtype dtype, uint8_t *to)
@@ -45,31 +49,63 @@ static void store_half(const uint8_t *source, msa_dtype src_dtype, msa_dtype dty
     }
 }
 
-static void write_token(const struct cache_call *call, const struct destination *to, int32_t head, const uint8_t *source, int64_t slot)
+static uint8_t *row_at(const struct destination *to, int32_t head, int64_t slot)
 {
-    const msa_cache_write_args *args = call->args;
-    int64_t page = slot / MSA_PAGE_SIZE, token = slot % MSA_PAGE_SIZE;
-    uint8_t *row = to->data + page * to->page_stride + head * to->head_stride + token * to->token_stride;
-    if (args->src_dtype == to->dtype) {
-        memcpy(row, source, dtype_row_bytes(to->dtype, MSA_HEAD_DIM));
-    } else if (to->dtype == MSA_BF16 || to->dtype == MSA_FP16) {
-        store_half(source, args->src_dtype, to->dtype, row);
-    } else {
-        enum cpu_source kind = cpu_source_of(args->src_dtype);
-        float factor = to->factor ? *(const float *)((const char *)to->factor + head * to->factor_stride) : 1.0f;
-        if (to->dtype == MSA_E4M3) {
-            call->kernels->quantise_e4m3[kind](source, MSA_HEAD_DIM, factor, row, NULL);
-            return;
-        }
-        uint8_t scales[8];
-        call->kernels->quantise_nvfp4[kind](source, MSA_HEAD_DIM, factor, row, scales);
-        uint8_t *scale = to->scale + page * to->scale_page_stride + head * to->scale_head_stride;
-        for (int g = 0; g < 8; g++)
-            if (to->scale_quad)
-                scale[token / 4 * 32 + g * 4 + token % 4] = scales[g];
-            else
-                scale[token * to->scale_token_stride + g] = scales[g];
+    return to->data + slot / MSA_PAGE_SIZE * to->page_stride + head * to->head_stride + slot % MSA_PAGE_SIZE * to->token_stride;
+}
+
+static void write_scales(const struct destination *to, int32_t head, int64_t slot, const uint8_t scales[8])
+{
+    int64_t token = slot % MSA_PAGE_SIZE;
+    uint8_t *scale = to->scale + slot / MSA_PAGE_SIZE * to->scale_page_stride + head * to->scale_head_stride;
+    if (!to->scale_quad) {
+        memcpy(scale + token * to->scale_token_stride, scales, 8);
+        return;
     }
+    for (int g = 0; g < 8; g++)
+        scale[token / 4 * 32 + g * 4 + token % 4] = scales[g];
+}
+
+/* `heads` heads of one token, which lie together and share a factor. */
+static void quantise_heads(const struct cache_call *call, const struct destination *to, int32_t first, int32_t heads,
+                           const uint8_t *source, int64_t slot)
+{
+    uint8_t codes[GROUP * MSA_HEAD_DIM], scales[GROUP * MSA_HEAD_DIM / 16];
+    enum cpu_source kind = cpu_source_of(call->args->src_dtype);
+    float factor = to->factor ? *(const float *)((const char *)to->factor + first * to->factor_stride) : 1.0f;
+    cpu_quantise_fn *quantise = to->dtype == MSA_E4M3 ? call->kernels->quantise_e4m3[kind] : call->kernels->quantise_nvfp4[kind];
+    size_t row_bytes = dtype_row_bytes(to->dtype, MSA_HEAD_DIM);
+    quantise(source, heads * MSA_HEAD_DIM, factor, codes, scales);
+    for (int32_t i = 0; i < heads; i++) {
+        memcpy(row_at(to, first + i, slot), codes + (size_t)i * row_bytes, row_bytes);
+        if (to->dtype == MSA_NVFP4)
+            write_scales(to, first + i, slot, scales + 8 * i);
+    }
+}
+
+/* The heads [first, last) of one token. */
+static void write_token(const struct cache_call *call, const struct destination *to, int32_t first, int32_t last,
+                        const uint8_t *source, int64_t slot)
+{
+    msa_dtype from = call->args->src_dtype;
+    size_t head_bytes = dtype_row_bytes(from, MSA_HEAD_DIM);
+    if (from != to->dtype && (to->dtype == MSA_E4M3 || to->dtype == MSA_NVFP4)) {
+        bool together = to->source_head_stride == (int64_t)head_bytes && to->factor_stride == 0;
+        int32_t step = together ? GROUP : 1;
+        for (int32_t head = first; head < last; head += step)
+            quantise_heads(call, to, head, last - head < step ? last - head : step, source + head * to->source_head_stride, slot);
+        return;
+    }
+    for (int32_t head = first; head < last; head++)
+        if (from == to->dtype)
+            memcpy(row_at(to, head, slot), source + head * to->source_head_stride, head_bytes);
+        else
+            store_half(source + head * to->source_head_stride, from, to->dtype, row_at(to, head, slot));
+}
+
+static int32_t items_of(const struct cache_call *call, const struct destination *to)
+{
+    return to->heads < call->items ? to->heads : call->items;
 }
 
 static void cache_task(void *arg, size_t index, size_t thread)
@@ -77,21 +113,23 @@ static void cache_task(void *arg, size_t index, size_t thread)
     (void)thread;
     const struct cache_call *call = arg;
     const msa_cache_write_args *args = call->args;
-    int32_t head = (int32_t)index;
     const struct destination *to = call->to;
-    while (head >= to->heads)
-        head -= to++->heads;
+    int32_t item = (int32_t)index;
+    while (item >= items_of(call, to))
+        item -= items_of(call, to++);
+    int32_t first = (int32_t)((int64_t)to->heads * item / items_of(call, to));
+    int32_t last = (int32_t)((int64_t)to->heads * (item + 1) / items_of(call, to));
     for (int64_t token = 0; token < args->tokens; token++) {
         int64_t slot = args->slot_mapping[token];
         if (slot >= 0 && slot / MSA_PAGE_SIZE < args->num_pages)
-            write_token(call, to, head, to->source + token * to->source_row_stride + head * to->source_head_stride, slot);
+            write_token(call, to, first, last, to->source + token * to->source_row_stride, slot);
     }
 }
 
 msa_status cpu_cache_write(msa_context *context, const msa_cache_write_args *args, msa_stream stream)
 {
     (void)stream;
-    struct cache_call call = {.args = args, .kernels = cpu_kernels_of(context)};
+    struct cache_call call = {.args = args, .kernels = cpu_kernels_of(context), .items = context->num_threads};
     call.to[0] = (struct destination){
         .source = args->k_new, .source_row_stride = args->k_new_row_stride, .source_head_stride = args->k_new_head_stride,
         .dtype = args->kv_dtype, .data = args->k, .page_stride = args->k_page_stride, .head_stride = args->k_head_stride,
@@ -112,5 +150,8 @@ msa_status cpu_cache_write(msa_context *context, const msa_cache_write_args *arg
         .scale_token_stride = args->index_k_scale_token_stride, .heads = args->index_k ? 1 : 0};
     if (args->tokens == 0)
         return MSA_SUCCESS;
-    return cpu_parallel(context, (size_t)(call.to[0].heads + call.to[1].heads + call.to[2].heads), cache_task, &call);
+    int32_t items = 0;
+    for (int i = 0; i < 3; i++)
+        items += items_of(&call, &call.to[i]);
+    return cpu_parallel(context, (size_t)items, cache_task, &call);
 }

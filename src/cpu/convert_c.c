@@ -12,62 +12,106 @@ static float bf16_operand(uint16_t h)
     return h & 0x7F80 ? bf16_to_f32(h) : 0.0f;
 }
 
-static void convert_half(const struct cpu_rows *rows, int keys, float *operand, float (*decode)(uint16_t))
+/* Element d of a key. */
+typedef float element_fn(const struct cpu_rows *rows, int key, int d);
+
+static uint16_t half_at(const struct cpu_rows *rows, int key, int d)
 {
-    for (int key = 0; key < keys; key++) {
-        const uint8_t *row = rows->data + key * rows->token_stride;
-        for (int d = 0; d < 128; d++) {
-            uint16_t h;
-            memcpy(&h, row + 2 * d, 2);
-            operand[key * 128 + d] = decode(h);
-        }
-    }
+    uint16_t h;
+    memcpy(&h, rows->data + key * rows->token_stride + 2 * d, 2);
+    return h;
 }
 
-void convert_bf16_c(const struct cpu_rows *rows, int keys, void *operand)
+static float bf16_at(const struct cpu_rows *rows, int key, int d)
 {
-    convert_half(rows, keys, operand, bf16_operand);
+    return bf16_operand(half_at(rows, key, d));
 }
 
-void convert_fp16_c(const struct cpu_rows *rows, int keys, void *operand)
+static float fp16_at(const struct cpu_rows *rows, int key, int d)
 {
-    convert_half(rows, keys, operand, fp16_to_f32);
+    return fp16_to_f32(half_at(rows, key, d));
 }
 
-void convert_e4m3_c(const struct cpu_rows *rows, int keys, void *operand)
+static float e4m3_at(const struct cpu_rows *rows, int key, int d)
 {
-    for (int key = 0; key < keys; key++)
+    return e4m3_to_f32(rows->data[key * rows->token_stride + d]);
+}
+
+static float nvfp4_exact_at(const struct cpu_rows *rows, int key, int d)
+{
+    int g = d / 16;
+    uint8_t scale = rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4] : rows->scale[key * rows->scale_token_stride + g];
+    uint8_t codes = rows->data[key * rows->token_stride + d / 2];
+    return nvfp4_to_f32(d % 2 ? codes >> 4 : codes & 15, scale);
+}
+
+static float nvfp4_e4m3_at(const struct cpu_rows *rows, int key, int d)
+{
+    return e4m3_to_f32(f32_to_e4m3(nvfp4_exact_at(rows, key, d)));
+}
+
+static void convert_k(const struct cpu_rows *rows, int slice, int keys, float *operand, element_fn *at)
+{
+    for (int i = 0; i < SLICE && slice * SLICE + i < keys; i++)
         for (int d = 0; d < 128; d++)
-            ((float *)operand)[key * 128 + d] = e4m3_to_f32(rows->data[key * rows->token_stride + d]);
+            operand[i * 128 + d] = at(rows, slice * SLICE + i, d);
 }
 
-static void convert_nvfp4(const struct cpu_rows *rows, int keys, float *operand, bool to_e4m3)
+static void convert_v(const struct cpu_rows *rows, int slice, int keys, float *operand, element_fn *at)
 {
     for (int key = 0; key < keys; key++)
-        for (int g = 0; g < 8; g++) {
-            uint8_t scale = rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4] : rows->scale[key * rows->scale_token_stride + g];
-            float value[16]; /* of the 16 codes with this scale */
-            for (int code = 0; code < 16; code++) {
-                value[code] = nvfp4_to_f32((uint8_t)code, scale);
-                if (to_e4m3)
-                    value[code] = e4m3_to_f32(f32_to_e4m3(value[code]));
-            }
-            const uint8_t *codes = rows->data + key * rows->token_stride + g * 8;
-            for (int i = 0; i < 8; i++) {
-                operand[key * 128 + g * 16 + 2 * i] = value[codes[i] & 15];
-                operand[key * 128 + g * 16 + 2 * i + 1] = value[codes[i] >> 4];
-            }
-        }
+        for (int i = 0; i < SLICE; i++)
+            operand[key * SLICE + i] = at(rows, key, slice * SLICE + i);
 }
 
-void convert_nvfp4_e4m3_c(const struct cpu_rows *rows, int keys, void *operand)
+void convert_k_bf16_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
 {
-    convert_nvfp4(rows, keys, operand, true);
+    convert_k(rows, slice, keys, operand, bf16_at);
 }
 
-void convert_nvfp4_exact_c(const struct cpu_rows *rows, int keys, void *operand)
+void convert_v_bf16_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
 {
-    convert_nvfp4(rows, keys, operand, false);
+    convert_v(rows, slice, keys, operand, bf16_at);
+}
+
+void convert_k_fp16_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_k(rows, slice, keys, operand, fp16_at);
+}
+
+void convert_v_fp16_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_v(rows, slice, keys, operand, fp16_at);
+}
+
+void convert_k_e4m3_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_k(rows, slice, keys, operand, e4m3_at);
+}
+
+void convert_v_e4m3_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_v(rows, slice, keys, operand, e4m3_at);
+}
+
+void convert_k_nvfp4_e4m3_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_k(rows, slice, keys, operand, nvfp4_e4m3_at);
+}
+
+void convert_v_nvfp4_e4m3_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_v(rows, slice, keys, operand, nvfp4_e4m3_at);
+}
+
+void convert_k_nvfp4_exact_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_k(rows, slice, keys, operand, nvfp4_exact_at);
+}
+
+void convert_v_nvfp4_exact_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_v(rows, slice, keys, operand, nvfp4_exact_at);
 }
 
 static void pack_half(const void *const *lanes, int num_lanes, float *unit, float (*decode)(uint16_t))

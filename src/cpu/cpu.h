@@ -9,9 +9,11 @@
  *
  * Kernels work on operands in one of two families; the format conversions stand before them, so that formats add to
  * kernels and never multiply them:
- *   OPERAND_F32    K [128 keys][128] float, V [128 keys][128] float, Q [128 d][16 lanes] float
- *   OPERAND_BF16   K [128 keys][64 pairs] of BF16 pairs, V [64 key pairs][128 d] of pairs (even key, odd key),
+ *   OPERAND_F32    K [128 keys][128] float, V [8][128 keys][16 d] float, Q [128 d][16 lanes] float
+ *   OPERAND_BF16   K [128 keys][64 pairs] of BF16 pairs, V [8][64 key pairs][16 d] of pairs (even key, odd key),
  *                  Q [64 pairs][16 lanes] of pairs (even d, odd d)
+ * Eight slices of 16 keys make a K page, eight of 16 dimensions a V page: the kernels that multiply convert slice by slice,
+ * and multiply while it is in the L1 cache. (To write a whole FP32 page to L2 takes a fifth of the time of its products.)
  *
  * The order of every dot product, over d (QK) and over keys (PV): pairs ascending, in a pair the odd element first, then
  * the even one: acc = fma(a[2i+1], b[2i+1], acc); acc = fma(a[2i], b[2i], acc). That is what x86's vdpbf16ps does. All
@@ -21,6 +23,7 @@
 #define MSA_CPU_H
 
 #include "../internal.h"
+#include "exp2.h"
 
 enum cpu_isa { ISA_C, ISA_AVX2, ISA_AVX512, ISA_AVX512BF16, ISA_NEON, NUM_ISAS };
 enum cpu_operand { OPERAND_F32, OPERAND_BF16, NUM_OPERANDS };
@@ -40,9 +43,28 @@ struct cpu_rows {
     bool scale_quad;
 };
 
-/* The first `keys` rows into operand layout. convert_v of the BF16 family writes zeros for the odd key of a half-used pair;
+/* One slice to operand layout: of K the keys [16*slice, 16*slice + 16) below `keys`, of V the dimensions [16*slice,
+ * 16*slice + 16) of all keys below `keys`. convert_v of the BF16 family writes zeros for the odd key of a half-used pair;
  * nothing else past `keys` is read or written. */
-typedef void cpu_convert_fn(const struct cpu_rows *rows, int keys, void *operand);
+typedef void cpu_convert_fn(const struct cpu_rows *rows, int slice, int keys, void *operand);
+enum { NUM_SLICES = 8, SLICE = 16 };
+
+/* What the page that comes next will read: `rows` rows of `lines` cache lines from each of two places. Kernels may prefetch it
+ * while they multiply. */
+struct cpu_ahead {
+    const uint8_t *data[2];
+    int64_t stride[2];
+    int lines, rows;
+};
+
+/* A page as the multiplying kernels get it, with room for it in operand layout, 64 KiB each. */
+struct cpu_page {
+    struct cpu_rows k, v;
+    int keys; /* no later one is read */
+    cpu_convert_fn *convert_k, *convert_v;
+    void *k_operand, *v_operand;
+    struct cpu_ahead ahead;
+};
 
 /* `lanes` rows of 128 elements (row_bytes as the dtype) into Q layout; missing lanes are zero. */
 typedef void cpu_pack_fn(const void *const *lanes, int num_lanes, void *unit);
@@ -50,15 +72,15 @@ typedef void cpu_pack_fn(const void *const *lanes, int num_lanes, void *unit);
 /* How P, the operand of PV, is rounded. */
 enum cpu_rounding { ROUND_E4M3, ROUND_BF16, ROUND_FP16 };
 
-/* The state of a tile of units during the walk over its pages. Per unit: Q, and relative to the running maximum (in log2
- * units) the unnormalised output and the sum of probabilities. Sums and outputs carry the factor 448 with ROUND_E4M3. */
+/* The state of a tile of units during the walk over its pages. Per unit: Q, and relative to the running maximum (a score,
+ * unscaled) the unnormalised output and the sum of probabilities. Sums and outputs carry the factor 448 with ROUND_E4M3. */
 struct cpu_tile {
     void *q;      /* [units][Q layout] */
     float *acc;   /* [units][128 d][16] */
     float *max;   /* [units][16], starts at -inf */
     float *sum;   /* [units][16], starts at 0 */
     void *scratch; /* attend_scratch bytes */
-    float scale;  /* logit in log2 units = scale * dot */
+    struct exp2_scale scale; /* logit in log2 units = scale * dot */
     enum cpu_rounding rounding;
 };
 
@@ -67,13 +89,14 @@ struct cpu_visit {
     uint16_t unit, lanes;
     int32_t keys; /* 1..128 */
 };
-typedef void cpu_attend_fn(struct cpu_tile *tile, const void *k, const void *v, const struct cpu_visit *visits, int num_visits);
+typedef void cpu_attend_fn(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visits, int num_visits);
 
-/* Scores of one whole page: scores[r * row_stride] for the rows r < num_rows of the units at q, row_stride in floats. */
-typedef void cpu_index_fn(const void *k, const void *q, int num_rows, float *scores, int64_t row_stride);
+/* Scores of one whole page (its K): scores[r * row_stride] for the rows r < num_rows of the units at q, row_stride in floats. */
+typedef void cpu_index_fn(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride);
 
-/* One lane of a tile, normalised: out[d] = acc[d]/sum * factor, as BF16 or FP16. A non-finite acc gives NaN. */
-typedef void cpu_finish_fn(const float *acc, int lane, float factor, msa_dtype out_dtype, void *out);
+/* The lanes of a unit, normalised: out[lane][d] = acc[d][lane] * factor[lane], as BF16 or FP16; out[lane] NULL: not wanted. A
+ * non-finite acc gives NaN, and every NaN is 0x7FC0 or 0x7E00. */
+typedef void cpu_finish_fn(const float *acc, const float *factor, int num_lanes, msa_dtype out_dtype, void *const *out);
 
 /* The best `want` pages of a row so far, best first. A key orders by (score, lower page): see topk_c.c. */
 struct cpu_best {
@@ -93,6 +116,8 @@ static inline enum cpu_source cpu_source_of(msa_dtype dtype)
     return dtype == MSA_F32 ? SOURCE_F32 : dtype == MSA_BF16 ? SOURCE_BF16 : SOURCE_FP16;
 }
 
+enum { INDEX_FEW = 4 };
+
 /* The table of a context: filled from kernels.inc, weakest instruction set first, stronger ones overwriting. */
 struct cpu_kernels {
     cpu_convert_fn *convert_k[NUM_OPERANDS][NUM_FORMATS];
@@ -100,6 +125,10 @@ struct cpu_kernels {
     cpu_pack_fn *pack[NUM_OPERANDS][NUM_FORMATS]; /* BF16, FP16, E4M3 */
     cpu_attend_fn *attend[NUM_OPERANDS];
     cpu_index_fn *index[NUM_OPERANDS];
+    /* For at most INDEX_FEW rows, which would leave most lanes idle: 16 keys are the lanes. Or NULL. The page's convert_k is
+     * then convert_turned, which writes K slices as [128 d][16 keys] or [64 pairs][16 keys]. */
+    cpu_index_fn *index_few[NUM_OPERANDS];
+    cpu_convert_fn *convert_turned[NUM_OPERANDS][NUM_FORMATS];
     cpu_finish_fn *finish;
     cpu_select_fn *select;
     cpu_merge_fn *merge;
@@ -110,6 +139,7 @@ struct cpu_kernels {
 /* The name that kernels.inc gives the function in a slot ("attention_c"). */
 struct cpu_device {
     enum cpu_isa isa;
+    bool prefer_bf16; /* where both operand families have a kernel */
     struct cpu_kernels kernels;
 };
 const char *cpu_kernel_name(void (*function)(void));
@@ -117,6 +147,13 @@ const char *cpu_kernel_name(void (*function)(void));
 static inline const struct cpu_kernels *cpu_kernels_of(const msa_context *context)
 {
     return &((const struct cpu_device *)context->backend_data)->kernels;
+}
+
+/* The operand family for a query type, where the BF16 family has a kernel or not. FP16 does not fit it. */
+static inline enum cpu_operand cpu_choose_operand(const msa_context *context, msa_dtype q, bool bf16_kernel)
+{
+    bool prefer = ((const struct cpu_device *)context->backend_data)->prefer_bf16;
+    return prefer && bf16_kernel && q != MSA_FP16 ? OPERAND_BF16 : OPERAND_F32;
 }
 
 /* Runs task(arg, i, thread) for i in [0, n) on the context's threads. */

@@ -6,11 +6,11 @@
  *
  * A tile holds TILE_UNITS units of 16/ratio queries. Work items are (tile, KV head, split). Splits exist only in plans
  * whose capacity could not fill a machine with tiles (small decode batches): split s takes the row's visible pages of
- * ranks s*pages_per_split and up, its state goes to the workspace, and a second pass merges the splits in order. The number
- * of splits depends on the plan alone, so that a row's bits depend on neither batch nor threads.
+ * ranks s*pages_per_split and up, its state goes to the workspace, and a second pass merges the splits in order. The
+ * number of splits depends on the plan alone, so that a row's bits depend on neither batch nor threads.
  *
- * Workspace, per thread: Q 256 KiB, accumulators 256 KiB, K and V 64 KiB each, visits, and the kernel's scratch; plus the
- * states of split plans, at most SPLIT_ITEMS of them. None of it grows with total_q or context.
+ * Workspace, per thread: Q 256 KiB, accumulators 256 KiB, K and V 64 KiB each, visits, and the kernel's scratch; plus
+ * the states of split plans, at most SPLIT_ITEMS of them. None of it grows with total_q or context.
  */
 #include "../number.h"
 #include "cpu.h"
@@ -22,6 +22,8 @@ enum {
     MAX_TILE_ROWS = TILE_UNITS * UNIT_LANES,
     MAX_ENTRIES = MAX_TILE_ROWS * MSA_MAX_TOPK,
 };
+
+#define LOG2_E 1.44269504088896340736
 
 /* One split's result for one unit. */
 struct unit_state {
@@ -37,8 +39,8 @@ struct thread_memory {
     uint8_t scratch[4 * 2 * 128 * UNIT_LANES * 4]; /* scores and probabilities of four units */
     uint32_t entries[2][MAX_ENTRIES];              /* page << 9 | row; the second half is for sorting */
     struct cpu_visit visits[MAX_TILE_ROWS];
-    int32_t visible[MAX_TILE_ROWS];                /* pages the row sees */
-    int32_t rank[MAX_TILE_ROWS];                   /* of those, walked so far */
+    int32_t visible[MAX_TILE_ROWS]; /* pages the row sees */
+    int32_t rank[MAX_TILE_ROWS];    /* of those, walked so far */
 };
 
 struct attention_run {
@@ -59,6 +61,7 @@ struct tile {
     const struct cpu_request *request;
     int64_t begin, end; /* rows inside the request */
     int kv_head, rows, units;
+    double logit_scale; /* logit = logit_scale * dot(q, k) */
     float v_factor;
 };
 
@@ -76,12 +79,6 @@ static enum cpu_format storage_format(msa_dtype kv, msa_dtype q)
     }
 }
 
-/* FP16 does not fit BF16 operands; everything else does where kernels for them exist. */
-static enum cpu_operand choose_operand(const struct cpu_kernels *kernels, msa_dtype q)
-{
-    return q != MSA_FP16 && kernels->attend[OPERAND_BF16] ? OPERAND_BF16 : OPERAND_F32;
-}
-
 static size_t align_up(size_t bytes)
 {
     return (bytes + 255) & ~(size_t)255;
@@ -93,23 +90,28 @@ msa_status cpu_attention_plan(msa_plan *plan)
     const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
     if (desc->strategy == MSA_STRATEGY_PAGE_MAJOR)
         return fail(MSA_ERROR_UNSUPPORTED, "strategy = page-major: a CPU walks pages query-major");
-    enum cpu_operand operand = choose_operand(kernels, desc->q_dtype);
-    enum cpu_format q_format = storage_format(desc->q_dtype, desc->q_dtype), kv_format = storage_format(desc->kv_dtype, desc->q_dtype);
+    enum cpu_operand operand = cpu_choose_operand(plan->context, desc->q_dtype, kernels->attend[OPERAND_BF16]);
+    enum cpu_format q_format = storage_format(desc->q_dtype, desc->q_dtype),
+                    kv_format = storage_format(desc->kv_dtype, desc->q_dtype);
     plan->kernel = cpu_kernel_name((void (*)(void))kernels->attend[operand]);
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s, %s, %s, %s", plan->kernel,
              cpu_kernel_name((void (*)(void))kernels->convert_k[operand][kv_format]),
              cpu_kernel_name((void (*)(void))kernels->convert_v[operand][kv_format]),
-             cpu_kernel_name((void (*)(void))kernels->pack[operand][q_format]), cpu_kernel_name((void (*)(void))kernels->finish));
+             cpu_kernel_name((void (*)(void))kernels->pack[operand][q_format]),
+             cpu_kernel_name((void (*)(void))kernels->finish));
     plan->strategy = "query-major";
     plan->precision = "exact";
     int rows_per_unit = UNIT_LANES / (desc->num_q_heads / desc->num_kv_heads);
     plan->query_tile = TILE_UNITS * rows_per_unit;
     plan->workspace_bytes = align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads;
-    if (plan->operation == PLAN_DECODE && !desc->partials && plan->max_total_q * desc->num_kv_heads < SPLIT_ITEMS && desc->topk > 1) {
-        plan->num_splits = desc->topk < 4 ? desc->topk : 4;
+    if (plan->operation == PLAN_DECODE && !desc->partials && desc->topk > 1) {
+        int64_t items = plan->max_total_q * desc->num_kv_heads, splits = desc->topk < 4 ? desc->topk : 4;
+        if (items < SPLIT_ITEMS)
+            plan->num_splits = (int32_t)splits;
+        else
+            items = SPLIT_ITEMS - 1; /* not split, but a larger plan must never need less workspace */
         /* A tile of r rows has at most r units, so all tiles together have at most max_total_q. */
-        plan->workspace_bytes += align_up(sizeof(struct unit_state)) * (size_t)plan->max_total_q * (size_t)desc->num_kv_heads *
-                                 (size_t)plan->num_splits;
+        plan->workspace_bytes += align_up(sizeof(struct unit_state)) * (size_t)(items * splits);
     }
     return MSA_SUCCESS;
 }
@@ -130,7 +132,8 @@ static void sort_entries(uint32_t (*entries)[MAX_ENTRIES], int n)
     }
 }
 
-/* Collects what the tile's rows see, sorted and without repetitions; counts it per row. Returns the number of entries. */
+/* Collects what the tile's rows see, sorted and without repetitions; counts it per row. Returns the number of entries.
+ * */
 static int collect_entries(const struct attention_run *run, const struct tile *tile, struct thread_memory *memory)
 {
     const msa_plan *plan = run->plan;
@@ -141,7 +144,8 @@ static int collect_entries(const struct attention_run *run, const struct tile *t
     for (int r = 0; r < tile->rows; r++) {
         int64_t position = tile->request->first_position + tile->begin + r;
         int64_t row = tile->request->first_row + tile->begin + r;
-        const int32_t *ids = (const int32_t *)((const char *)plan->step.topk + list * plan->step.topk_head_stride + row * plan->step.topk_row_stride);
+        const int32_t *ids = (const int32_t *)((const char *)plan->step.topk + list * plan->step.topk_head_stride +
+                                               row * plan->step.topk_row_stride);
         for (int j = 0; j < desc->topk; j++) {
             int64_t page = ids[j];
             if (page < -1 || page >= plan->max_pages)
@@ -190,9 +194,11 @@ static void load_queries(const struct attention_run *run, const struct tile *til
         int num_lanes = 0;
         for (int r = unit * run->rows_per_unit; r < (unit + 1) * run->rows_per_unit && r < tile->rows; r++)
             for (int h = 0; h < run->ratio; h++)
-                lanes[num_lanes++] = (const char *)args->q + (tile->request->first_row + tile->begin + r) * args->q_row_stride +
+                lanes[num_lanes++] = (const char *)args->q +
+                                     (tile->request->first_row + tile->begin + r) * args->q_row_stride +
                                      (tile->kv_head * run->ratio + h) * args->q_head_stride;
-        run->kernels->pack[run->operand][run->q_format](lanes, num_lanes, (uint8_t *)state->q + (size_t)unit * unit_bytes);
+        run->kernels->pack[run->operand][run->q_format](lanes, num_lanes,
+                                                        (uint8_t *)state->q + (size_t)unit * unit_bytes);
         reset_unit(state, unit);
     }
 }
@@ -202,27 +208,49 @@ static const uint8_t *cache_head(const void *base, int64_t page_stride, int64_t 
     return base ? (const uint8_t *)base + page * page_stride + head * head_stride : NULL;
 }
 
-static void convert_page(const struct attention_run *run, const struct tile *tile, int32_t page, int keys, struct thread_memory *memory)
+/* The page's rows, and room for their conversion. */
+static struct cpu_page page_at(const struct attention_run *run, const struct tile *tile, int32_t logical,
+                               struct thread_memory *memory)
 {
     const msa_attention_args *args = run->args;
-    int head = tile->kv_head;
-    struct cpu_rows k = {.data = cache_head(args->k, args->k_page_stride, args->k_head_stride, page, head),
-                         .token_stride = args->k_token_stride,
-                         .scale = cache_head(args->k_scale, args->k_scale_page_stride, args->k_scale_head_stride, page, head),
-                         .scale_token_stride = args->k_scale_token_stride};
-    struct cpu_rows v = {.data = cache_head(args->v, args->v_page_stride, args->v_head_stride, page, head),
-                         .token_stride = args->v_token_stride,
-                         .scale = cache_head(args->v_scale, args->v_scale_page_stride, args->v_scale_head_stride, page, head),
-                         .scale_token_stride = args->v_scale_token_stride,
-                         .scale_quad = run->plan->attention.v_scale_order == MSA_SCALE_QUAD};
-    run->kernels->convert_k[run->operand][run->kv_format](&k, keys, memory->k);
-    run->kernels->convert_v[run->operand][run->kv_format](&v, keys, memory->v);
+    int64_t live = tile->request->kv_len - (int64_t)logical * MSA_PAGE_SIZE;
+    int64_t page = tile->request->pages[logical], head = tile->kv_head;
+    return (struct cpu_page){
+        .k = {.data = cache_head(args->k, args->k_page_stride, args->k_head_stride, page, head),
+              .token_stride = args->k_token_stride,
+              .scale = cache_head(args->k_scale, args->k_scale_page_stride, args->k_scale_head_stride, page, head),
+              .scale_token_stride = args->k_scale_token_stride},
+        .v = {.data = cache_head(args->v, args->v_page_stride, args->v_head_stride, page, head),
+              .token_stride = args->v_token_stride,
+              .scale = cache_head(args->v_scale, args->v_scale_page_stride, args->v_scale_head_stride, page, head),
+              .scale_token_stride = args->v_scale_token_stride,
+              .scale_quad = run->plan->attention.v_scale_order == MSA_SCALE_QUAD},
+        .keys = live < MSA_PAGE_SIZE ? (int)live : MSA_PAGE_SIZE,
+        .convert_k = run->kernels->convert_k[run->operand][run->kv_format],
+        .convert_v = run->kernels->convert_v[run->operand][run->kv_format],
+        .k_operand = memory->k,
+        .v_operand = memory->v,
+    };
 }
 
-/* The visits to one page, from the entries of that page. Rows of a unit that see the whole page share a visit; a row on its
- * own partial page has one to itself, because a key that only its neighbour sees may hold NaN. */
-static int page_visits(const struct attention_run *run, const struct tile *tile, const uint32_t *entries, int n, int split,
-                       struct thread_memory *memory)
+/* What a page will read. Its scales are fetched at once. */
+static struct cpu_ahead ahead_of(const struct attention_run *run, const struct cpu_page *page)
+{
+    size_t row_bytes = dtype_row_bytes(run->plan->attention.kv_dtype, 128);
+    for (int i = 0; page->k.scale && i < 16; i++) {
+        __builtin_prefetch(page->k.scale + i * 8 * page->k.scale_token_stride);
+        __builtin_prefetch(page->v.scale + i * 8 * (page->v.scale_quad ? 8 : page->v.scale_token_stride));
+    }
+    return (struct cpu_ahead){.data = {page->k.data, page->v.data},
+                              .stride = {page->k.token_stride, page->v.token_stride},
+                              .lines = (int)((row_bytes + 63) / 64),
+                              .rows = page->keys};
+}
+
+/* The visits to one page, from the entries of that page. Rows of a unit that see the whole page share a visit; a row
+ * on its own partial page has one to itself, because a key that only its neighbour sees may hold NaN. */
+static int page_visits(const struct attention_run *run, const struct tile *tile, const uint32_t *entries, int n,
+                       int split, struct thread_memory *memory)
 {
     int num_visits = 0, last_full = -1;
     for (int i = 0; i < n; i++) {
@@ -232,7 +260,8 @@ static int page_visits(const struct attention_run *run, const struct tile *tile,
             continue;
         int64_t page_start = (int64_t)(entries[i] >> 9) * MSA_PAGE_SIZE;
         int64_t position = tile->request->first_position + tile->begin + r;
-        int64_t seen = position + 1 < tile->request->kv_len ? position + 1 - page_start : tile->request->kv_len - page_start;
+        int64_t seen =
+            position + 1 < tile->request->kv_len ? position + 1 - page_start : tile->request->kv_len - page_start;
         int unit = r / run->rows_per_unit, first_lane = r % run->rows_per_unit * run->ratio;
         uint16_t lanes = (uint16_t)(((1u << run->ratio) - 1) << first_lane);
         if (seen >= MSA_PAGE_SIZE && last_full >= 0 && memory->visits[last_full].unit == unit) {
@@ -241,70 +270,94 @@ static int page_visits(const struct attention_run *run, const struct tile *tile,
         }
         if (seen >= MSA_PAGE_SIZE)
             last_full = num_visits;
-        memory->visits[num_visits++] =
-            (struct cpu_visit){.unit = (uint16_t)unit, .lanes = lanes, .keys = seen < MSA_PAGE_SIZE ? (int32_t)seen : MSA_PAGE_SIZE};
+        memory->visits[num_visits++] = (struct cpu_visit){
+            .unit = (uint16_t)unit, .lanes = lanes, .keys = seen < MSA_PAGE_SIZE ? (int32_t)seen : MSA_PAGE_SIZE};
     }
     return num_visits;
 }
 
 /* ------------------------------------------------------------------------------------------------ results */
 
-static void write_row(const struct attention_run *run, const struct tile *tile, const float *acc, const float *max, const float *sum,
-                      int lane, bool empty, void *out, float *lse)
+/* Where the lanes of a unit go; NULL: not wanted. */
+struct unit_rows {
+    void *out[UNIT_LANES];
+    float *lse[UNIT_LANES];
+};
+
+static void write_unit(const struct attention_run *run, const struct tile *tile, const struct cpu_tile *state, int unit,
+                       const struct unit_rows *rows)
 {
-    msa_dtype dtype = run->plan->attention.out_dtype;
-    if (empty) {
-        memset(out, 0, 256);
-        if (lse)
-            *lse = -INFINITY;
-        return;
+    const float *max = state->max + unit * UNIT_LANES, *sum = state->sum + unit * UNIT_LANES;
+    double p_factor = run->rounding == ROUND_E4M3 ? 448.0 : 1.0;
+    float factor[UNIT_LANES];
+    for (int lane = 0; lane < UNIT_LANES; lane++) {
+        factor[lane] = tile->v_factor / sum[lane];
+        if (!rows->lse[lane])
+            continue;
+        float lse = (float)(max[lane] * tile->logit_scale + log(sum[lane] / p_factor));
+        *rows->lse[lane] = isnan(lse) ? NAN : lse; /* the same NaN on every machine */
     }
-    run->kernels->finish(acc, lane, tile->v_factor / sum[lane], dtype, out);
-    double factor = run->rounding == ROUND_E4M3 ? 448.0 : 1.0;
-    if (lse)
-        *lse = (float)(max[lane] * 0.693147180559945309417 + log(sum[lane] / factor));
+    run->kernels->finish(state->acc + unit * 128 * UNIT_LANES, factor, run->rows_per_unit * run->ratio,
+                         run->plan->attention.out_dtype, rows->out);
 }
 
-static void write_tile(const struct attention_run *run, const struct tile *tile, const struct cpu_tile *state, const struct thread_memory *memory)
+static void write_tile(const struct attention_run *run, const struct tile *tile, const struct cpu_tile *state,
+                       const struct thread_memory *memory)
 {
     const msa_attention_args *args = run->args;
-    for (int r = 0; r < tile->rows; r++) {
-        int64_t row = tile->request->first_row + tile->begin + r;
-        int unit = r / run->rows_per_unit;
-        for (int h = 0; h < run->ratio; h++) {
-            int64_t head = tile->kv_head * run->ratio + h;
-            char *lse = args->lse ? (char *)args->lse + row * args->lse_row_stride + head * args->lse_head_stride : NULL;
-            write_row(run, tile, state->acc + unit * 128 * UNIT_LANES, state->max + unit * UNIT_LANES, state->sum + unit * UNIT_LANES,
-                      r % run->rows_per_unit * run->ratio + h, memory->visible[r] == 0,
-                      (char *)args->out + row * args->out_row_stride + head * args->out_head_stride, (float *)lse);
+    for (int unit = 0; unit < tile->units; unit++) {
+        struct unit_rows rows = {0};
+        for (int lane = 0; lane < run->rows_per_unit * run->ratio; lane++) {
+            int r = unit * run->rows_per_unit + lane / run->ratio;
+            if (r >= tile->rows)
+                break;
+            int64_t row = tile->request->first_row + tile->begin + r,
+                    head = tile->kv_head * run->ratio + lane % run->ratio;
+            char *out = (char *)args->out + row * args->out_row_stride + head * args->out_head_stride;
+            float *lse = args->lse
+                             ? (float *)((char *)args->lse + row * args->lse_row_stride + head * args->lse_head_stride)
+                             : NULL;
+            if (memory->visible[r]) {
+                rows.out[lane] = out;
+                rows.lse[lane] = lse;
+            } else {
+                memset(out, 0, 256);
+                if (lse)
+                    *lse = -INFINITY;
+            }
         }
+        write_unit(run, tile, state, unit, &rows);
     }
 }
 
 /* Plans with partials: the visited lanes are one split each; write them and start afresh. */
-static void write_partials(const struct attention_run *run, const struct tile *tile, struct cpu_tile *state, int num_visits,
-                           const struct thread_memory *memory)
+static void write_partials(const struct attention_run *run, const struct tile *tile, struct cpu_tile *state,
+                           int num_visits, const struct thread_memory *memory)
 {
     const msa_attention_args *args = run->args;
     for (int i = 0; i < num_visits; i++) {
-        const struct cpu_visit *visit = &memory->visits[i];
+        int unit = memory->visits[i].unit;
+        struct unit_rows rows = {0};
         for (int lane = 0; lane < UNIT_LANES; lane++) {
-            if (!(visit->lanes >> lane & 1))
+            if (!(memory->visits[i].lanes >> lane & 1))
                 continue;
-            int r = visit->unit * run->rows_per_unit + lane / run->ratio;
-            int64_t row = tile->request->first_row + tile->begin + r, head = tile->kv_head * run->ratio + lane % run->ratio;
+            int r = unit * run->rows_per_unit + lane / run->ratio;
+            int64_t row = tile->request->first_row + tile->begin + r,
+                    head = tile->kv_head * run->ratio + lane % run->ratio;
             int64_t split = memory->rank[r] - 1;
-            float *max = state->max + visit->unit * UNIT_LANES, *sum = state->sum + visit->unit * UNIT_LANES;
-            float *acc = state->acc + visit->unit * 128 * UNIT_LANES;
-            write_row(run, tile, acc, max, sum, lane, false,
-                      (char *)args->o_partial + split * args->o_partial_split_stride + row * args->o_partial_row_stride + head * args->o_partial_head_stride,
-                      (float *)((char *)args->lse_partial + split * args->lse_partial_split_stride + row * args->lse_partial_row_stride +
-                                head * args->lse_partial_head_stride));
-            max[lane] = -INFINITY;
-            sum[lane] = 0;
-            for (int d = 0; d < 128; d++)
-                acc[d * UNIT_LANES + lane] = 0;
+            rows.out[lane] = (char *)args->o_partial + split * args->o_partial_split_stride +
+                             row * args->o_partial_row_stride + head * args->o_partial_head_stride;
+            rows.lse[lane] = (float *)((char *)args->lse_partial + split * args->lse_partial_split_stride +
+                                       row * args->lse_partial_row_stride + head * args->lse_partial_head_stride);
         }
+        write_unit(run, tile, state, unit, &rows);
+        for (int lane = 0; lane < UNIT_LANES; lane++)
+            if (rows.out[lane]) {
+                state->max[unit * UNIT_LANES + lane] = -INFINITY;
+                state->sum[unit * UNIT_LANES + lane] = 0;
+                for (int d = 0; d < 128; d++)
+                    state->acc[(unit * 128 + d) * UNIT_LANES + lane] = 0;
+            }
     }
 }
 
@@ -324,13 +377,13 @@ static float factor_at(const float *factor, int64_t stride, int64_t head)
     return factor ? *(const float *)((const char *)factor + head * stride) : 1.0f;
 }
 
-static float logit_scale(const struct attention_run *run, int kv_head)
+static double logit_scale(const struct attention_run *run, int kv_head)
 {
     const msa_attention_args *args = run->args;
-    double scale = (double)run->plan->attention.sm_scale * 1.44269504088896340736;
+    double scale = run->plan->attention.sm_scale;
     scale *= factor_at(args->q_descale, args->q_descale_stride, kv_head);
     scale *= factor_at(args->k_descale, args->k_descale_stride, kv_head);
-    return (float)(scale * factor_at(args->k_global_scale, 0, 0));
+    return scale * factor_at(args->k_global_scale, 0, 0);
 }
 
 static struct tile tile_at(const struct attention_run *run, int64_t index)
@@ -340,7 +393,9 @@ static struct tile tile_at(const struct attention_run *run, int64_t index)
     tile.request = cpu_step_tile(run->plan, index / desc->num_kv_heads, &tile.begin, &tile.end);
     tile.rows = (int)(tile.end - tile.begin);
     tile.units = (tile.rows + run->rows_per_unit - 1) / run->rows_per_unit;
-    tile.v_factor = factor_at(run->args->v_descale, run->args->v_descale_stride, tile.kv_head) * factor_at(run->args->v_global_scale, 0, 0);
+    tile.logit_scale = logit_scale(run, tile.kv_head);
+    tile.v_factor = factor_at(run->args->v_descale, run->args->v_descale_stride, tile.kv_head) *
+                    factor_at(run->args->v_global_scale, 0, 0);
     return tile;
 }
 
@@ -363,7 +418,7 @@ static void attend_task(void *arg, size_t index, size_t thread)
                              .max = memory->max,
                              .sum = memory->sum,
                              .scratch = memory->scratch,
-                             .scale = logit_scale(run, tile.kv_head),
+                             .scale = exp2_scale(tile.logit_scale * LOG2_E),
                              .rounding = run->rounding};
     load_queries(run, &tile, &state);
     int n = collect_entries(run, &tile, memory);
@@ -375,9 +430,12 @@ static void attend_task(void *arg, size_t index, size_t thread)
         int num_visits = page_visits(run, &tile, entries + i, next - i, split, memory);
         if (!num_visits)
             continue;
-        int64_t live = tile.request->kv_len - (int64_t)page * MSA_PAGE_SIZE;
-        convert_page(run, &tile, tile.request->pages[page], live < MSA_PAGE_SIZE ? (int)live : MSA_PAGE_SIZE, memory);
-        run->kernels->attend[run->operand](&state, memory->k, memory->v, memory->visits, num_visits);
+        struct cpu_page here = page_at(run, &tile, (int32_t)page, memory);
+        if (next < n) {
+            struct cpu_page there = page_at(run, &tile, (int32_t)(entries[next] >> 9), memory);
+            here.ahead = ahead_of(run, &there);
+        }
+        run->kernels->attend[run->operand](&state, &here, memory->visits, num_visits);
         if (run->plan->attention.partials)
             write_partials(run, &tile, &state, num_visits, memory);
     }
@@ -418,7 +476,7 @@ static void merge_task(void *arg, size_t index, size_t thread)
                 const struct unit_state *part = &tile_states(run, &tile, split)[unit];
                 if (part->sum[lane] == 0)
                     continue;
-                float weight = (float)exp2((double)part->max[lane] - top);
+                float weight = (float)exp(((double)part->max[lane] - top) * tile.logit_scale);
                 *sum = fmaf(part->sum[lane], weight, *sum);
                 float *acc = state.acc + unit * 128 * UNIT_LANES + lane;
                 for (int d = 0; d < 128; d++)
@@ -442,10 +500,12 @@ msa_status cpu_attention_run(msa_plan *plan, const msa_attention_args *args, msa
         .plan = plan,
         .args = args,
         .kernels = kernels,
-        .operand = choose_operand(kernels, desc->q_dtype),
+        .operand = cpu_choose_operand(plan->context, desc->q_dtype, kernels->attend[OPERAND_BF16]),
         .q_format = storage_format(desc->q_dtype, desc->q_dtype),
         .kv_format = storage_format(desc->kv_dtype, desc->q_dtype),
-        .rounding = desc->q_dtype == MSA_E4M3 ? ROUND_E4M3 : desc->q_dtype == MSA_BF16 ? ROUND_BF16 : ROUND_FP16,
+        .rounding = desc->q_dtype == MSA_E4M3   ? ROUND_E4M3
+                    : desc->q_dtype == MSA_BF16 ? ROUND_BF16
+                                                : ROUND_FP16,
         .ratio = desc->num_q_heads / desc->num_kv_heads,
         .rows_per_unit = UNIT_LANES / (desc->num_q_heads / desc->num_kv_heads),
         .pages_per_split = (desc->topk + plan->num_splits - 1) / plan->num_splits,

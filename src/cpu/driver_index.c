@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * driver_index.c - the indexer on the CPU: tiles of consecutive queries of one request, all index heads, walk the history
- * pages; each page is converted once per tile. Scores of PAGE_CHUNK pages at a time are ranked and, where asked for, copied
- * out: no score matrix is needed for a selection.
+ * driver_index.c - the indexer on the CPU: tiles of consecutive queries of one request, all index heads, walk the
+ * history pages; each page is converted once per tile. Scores of PAGE_CHUNK pages at a time are ranked and, where
+ * asked for, copied out: no score matrix is needed for a selection.
  *
- * Rows of a tile are (query, head) pairs, the head innermost; 16 of them are a unit. Work items are (tile, segment of the
- * pages): plans of few tiles cut the pages into segments so that a long context fills the machine. Selection is exact and
- * its order total, so the cut changes no bit.
+ * Rows of a tile are (query, head) pairs, the head innermost; 16 of them are a unit. Work items are (tile, segment of
+ * the pages): plans of few tiles cut the pages into segments so that a long context fills the machine. Selection is
+ * exact and its order total, so the cut changes no bit.
  *
- * Workspace, per thread: packed queries, one converted page, and PAGE_CHUNK scores a row. Segmented plans add their best
- * pages per row and segment.
+ * Workspace, per thread: packed queries, one converted page, and PAGE_CHUNK scores a row. Segmented plans add their
+ * best pages per row and segment.
  */
 #include "cpu.h"
 
@@ -17,7 +17,7 @@
 #include <string.h>
 
 enum {
-    TILE_ROWS = 256,  /* (query, head) rows of a tile, if a single query has not more heads */
+    TILE_ROWS = 768, /* (query, head) rows of a tile: units in threes, and conversion costs 1 % of the products */
     PAGE_CHUNK = 64,
     WANTED_ITEMS = 32, /* plans of fewer tiles are segmented until they have about this many work items */
 };
@@ -33,16 +33,29 @@ struct index_run {
     msa_plan *plan;
     const msa_index_args *args;
     const struct cpu_kernels *kernels;
-    enum cpu_operand operand;
     enum cpu_format q_format, k_format;
     struct cpu_selection selection;
     struct thread_memory *threads;
     struct cpu_best *segments; /* [row][segment], row = query * heads + head; segmented plans only */
 };
 
-static enum cpu_operand choose_operand(const struct cpu_kernels *kernels)
+/* The kernel for a tile, and what prepares its operands. Few rows: BF16 operands always, since half as many are to be
+ * turned. */
+struct index_kernel {
+    cpu_index_fn *function;
+    enum cpu_operand operand;
+    cpu_convert_fn *const *convert; /* by format */
+};
+
+static struct index_kernel choose_kernel(const msa_context *context, bool few)
 {
-    return kernels->index[OPERAND_BF16] ? OPERAND_BF16 : OPERAND_F32;
+    const struct cpu_kernels *kernels = cpu_kernels_of(context);
+    enum cpu_operand operand = cpu_choose_operand(context, MSA_BF16, kernels->index[OPERAND_BF16]);
+    enum cpu_operand few_operand = kernels->index_few[OPERAND_BF16] ? OPERAND_BF16 : OPERAND_F32;
+    if (few && kernels->index_few[few_operand])
+        return (struct index_kernel){kernels->index_few[few_operand], few_operand,
+                                     kernels->convert_turned[few_operand]};
+    return (struct index_kernel){kernels->index[operand], operand, kernels->convert_k[operand]};
 }
 
 static enum cpu_format storage_format(msa_dtype dtype)
@@ -59,10 +72,12 @@ msa_status cpu_index_plan(msa_plan *plan)
 {
     const msa_index_desc *desc = &plan->index;
     const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
-    enum cpu_operand operand = choose_operand(kernels);
-    plan->kernel = cpu_kernel_name((void (*)(void))kernels->index[operand]);
+    bool few = plan->operation == PLAN_INDEX_DECODE && desc->num_index_heads <= INDEX_FEW;
+    struct index_kernel kernel = choose_kernel(plan->context, few);
+    enum cpu_operand operand = kernel.operand;
+    plan->kernel = cpu_kernel_name((void (*)(void))kernel.function);
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s, %s%s%s", plan->kernel,
-             cpu_kernel_name((void (*)(void))kernels->convert_k[operand][storage_format(desc->k_dtype)]),
+             cpu_kernel_name((void (*)(void))kernel.convert[storage_format(desc->k_dtype)]),
              cpu_kernel_name((void (*)(void))kernels->pack[operand][storage_format(desc->q_dtype)]),
              desc->outputs & MSA_INDEX_SELECTION ? ", " : "",
              desc->outputs & MSA_INDEX_SELECTION ? cpu_kernel_name((void (*)(void))kernels->select) : "");
@@ -70,12 +85,19 @@ msa_status cpu_index_plan(msa_plan *plan)
     plan->precision = "exact";
     plan->query_tile = TILE_ROWS / desc->num_index_heads;
     plan->workspace_bytes = align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads;
-    int64_t most_tiles = plan->max_total_q / plan->query_tile + plan->max_batch; /* each request can end in a partial tile */
-    int64_t segments = (WANTED_ITEMS + most_tiles - 1) / most_tiles, chunks = (plan->max_pages + PAGE_CHUNK - 1) / PAGE_CHUNK;
+    int64_t most_tiles =
+        plan->max_total_q / plan->query_tile + plan->max_batch; /* each request can end in a partial tile */
+    int64_t segments = (WANTED_ITEMS + most_tiles - 1) / most_tiles,
+            chunks = (plan->max_pages + PAGE_CHUNK - 1) / PAGE_CHUNK;
     plan->num_splits = (int32_t)(segments < chunks ? segments : chunks);
-    if (plan->num_splits > 1 && desc->outputs & MSA_INDEX_SELECTION)
-        plan->workspace_bytes += align_up(sizeof(struct cpu_best) * (size_t)plan->max_total_q * (size_t)desc->num_index_heads *
-                                          (size_t)plan->num_splits);
+    if (chunks > 1 && desc->outputs & MSA_INDEX_SELECTION) {
+        /* Fewer tiles make more segments, but a larger plan must never need less: this bounds rows*num_splits and
+         * grows. A plan is segmented if it has fewer than WANTED_ITEMS tiles; then rows*num_splits <
+         * 2*WANTED_ITEMS*TILE_ROWS. */
+        int64_t most = (chunks < WANTED_ITEMS ? chunks : WANTED_ITEMS) * plan->max_total_q * desc->num_index_heads;
+        int64_t bound = 2 * WANTED_ITEMS * TILE_ROWS;
+        plan->workspace_bytes += align_up(sizeof(struct cpu_best) * (size_t)(most < bound ? most : bound));
+    }
     return MSA_SUCCESS;
 }
 
@@ -85,6 +107,7 @@ struct tile {
     const struct cpu_request *request;
     int64_t begin, end; /* rows inside the request */
     int heads, rows;    /* index heads; (query, head) rows */
+    struct index_kernel kernel;
 };
 
 static struct tile tile_at(const struct index_run *run, int64_t index)
@@ -92,6 +115,7 @@ static struct tile tile_at(const struct index_run *run, int64_t index)
     struct tile tile = {.heads = run->plan->index.num_index_heads};
     tile.request = cpu_step_tile(run->plan, index, &tile.begin, &tile.end);
     tile.rows = (int)(tile.end - tile.begin) * tile.heads;
+    tile.kernel = choose_kernel(run->plan->context, tile.rows <= INDEX_FEW);
     return tile;
 }
 
@@ -121,48 +145,75 @@ static int64_t query_row(const struct tile *tile, int r)
 static void load_queries(const struct index_run *run, const struct tile *tile, struct thread_memory *memory)
 {
     const msa_index_args *args = run->args;
-    size_t unit_bytes = 128 * UNIT_LANES * (run->operand == OPERAND_BF16 ? 2 : 4);
+    size_t unit_bytes = 128 * UNIT_LANES * (tile->kernel.operand == OPERAND_BF16 ? 2 : 4);
     for (int first = 0; first < tile->rows; first += UNIT_LANES) {
         const void *lanes[UNIT_LANES];
         int num_lanes = 0;
         for (int r = first; r < tile->rows && num_lanes < UNIT_LANES; r++)
             lanes[num_lanes++] = (const char *)args->index_q + query_row(tile, r) * args->index_q_row_stride +
                                  r % tile->heads * args->index_q_head_stride;
-        run->kernels->pack[run->operand][run->q_format](lanes, num_lanes, memory->q + (size_t)(first / UNIT_LANES) * unit_bytes);
+        run->kernels->pack[tile->kernel.operand][run->q_format](lanes, num_lanes,
+                                                                memory->q + (size_t)(first / UNIT_LANES) * unit_bytes);
     }
 }
 
-/* Scores of logical pages [first, last) for all rows. A page outside the cache scores -inf: no candidate. */
-static void score_pages(const struct index_run *run, const struct tile *tile, int32_t first, int32_t last, struct thread_memory *memory)
+static struct cpu_rows rows_at(const struct index_run *run, int64_t physical)
 {
     const msa_index_args *args = run->args;
+    return (struct cpu_rows){.data = (const uint8_t *)args->index_k + physical * args->index_k_page_stride,
+                             .token_stride = args->index_k_token_stride,
+                             .scale = args->index_k_scale ? (const uint8_t *)args->index_k_scale +
+                                                                physical * args->index_k_scale_page_stride
+                                                          : NULL,
+                             .scale_token_stride = args->index_k_scale_token_stride};
+}
+
+/* The first and the second half of a page, side by side. */
+static struct cpu_ahead ahead_of(const struct index_run *run, int64_t physical)
+{
+    if (physical < 0 || physical >= run->args->num_pages)
+        return (struct cpu_ahead){0};
+    struct cpu_rows k = rows_at(run, physical);
+    return (struct cpu_ahead){.data = {k.data, k.data + 64 * k.token_stride},
+                              .stride = {k.token_stride, k.token_stride},
+                              .lines = (int)((dtype_row_bytes(run->plan->index.k_dtype, 128) + 63) / 64),
+                              .rows = 64};
+}
+
+/* Scores of logical pages [first, last) for all rows. A page outside the cache scores -inf: no candidate. */
+static void score_pages(const struct index_run *run, const struct tile *tile, int32_t first, int32_t last,
+                        struct thread_memory *memory)
+{
     for (int32_t page = first; page < last; page++) {
         int64_t physical = tile->request->pages[page];
-        if (physical < 0 || physical >= args->num_pages) {
+        if (physical < 0 || physical >= run->args->num_pages) {
             atomic_fetch_or_explicit(&run->plan->error, MSA_ERROR_BIT_PAGE_ID, memory_order_relaxed);
             for (int r = 0; r < tile->rows; r++)
                 memory->scores[r][page - first] = -INFINITY;
             continue;
         }
-        struct cpu_rows rows = {.data = (const uint8_t *)args->index_k + physical * args->index_k_page_stride,
-                                .token_stride = args->index_k_token_stride,
-                                .scale = args->index_k_scale ? (const uint8_t *)args->index_k_scale + physical * args->index_k_scale_page_stride : NULL,
-                                .scale_token_stride = args->index_k_scale_token_stride};
-        run->kernels->convert_k[run->operand][run->k_format](&rows, MSA_PAGE_SIZE, memory->k);
-        run->kernels->index[run->operand](memory->k, memory->q, tile->rows, &memory->scores[0][page - first], PAGE_CHUNK);
+        struct cpu_page rows = {.k = rows_at(run, physical),
+                                .keys = MSA_PAGE_SIZE,
+                                .convert_k = tile->kernel.convert[run->k_format],
+                                .k_operand = memory->k};
+        if (page + 1 < last)
+            rows.ahead = ahead_of(run, tile->request->pages[page + 1]);
+        tile->kernel.function(&rows, memory->q, tile->rows, &memory->scores[0][page - first], PAGE_CHUNK);
     }
 }
 
 /* Ranks and copies out what each row may see of the scored pages [first, last). */
-static void use_scores(const struct index_run *run, const struct tile *tile, int32_t first, int32_t last, struct thread_memory *memory)
+static void use_scores(const struct index_run *run, const struct tile *tile, int32_t first, int32_t last,
+                       struct thread_memory *memory)
 {
     const msa_index_args *args = run->args;
     for (int r = 0; r < tile->rows; r++) {
         int32_t n = row_pages(run, tile, r), history = row_history(run, tile, r);
         int32_t end = history < last ? history : last;
         if (args->scores && end > first)
-            memcpy((char *)args->scores + r % tile->heads * args->scores_head_stride + query_row(tile, r) * args->scores_row_stride +
-                       (int64_t)first * 4, memory->scores[r], (size_t)(end - first) * 4);
+            memcpy((char *)args->scores + r % tile->heads * args->scores_head_stride +
+                       query_row(tile, r) * args->scores_row_stride + (int64_t)first * 4,
+                   memory->scores[r], (size_t)(end - first) * 4);
         if (!args->topk)
             continue;
         int32_t from = cpu_first_candidate(&run->selection, n), to = cpu_last_candidate(&run->selection, n);
@@ -178,7 +229,8 @@ static void write_row(const struct index_run *run, const struct tile *tile, int 
     const msa_index_args *args = run->args;
     int32_t n = row_pages(run, tile, r);
     cpu_best_write(best, &run->selection, n,
-                   (int32_t *)((char *)args->topk + r % tile->heads * args->topk_head_stride + query_row(tile, r) * args->topk_row_stride));
+                   (int32_t *)((char *)args->topk + r % tile->heads * args->topk_head_stride +
+                               query_row(tile, r) * args->topk_row_stride));
     if (args->num_valid_pages && r % tile->heads == 0)
         args->num_valid_pages[query_row(tile, r)] = n;
 }
@@ -219,7 +271,8 @@ static void merge_task(void *arg, size_t index, size_t thread)
     const struct index_run *run = arg;
     struct tile tile = tile_at(run, (int64_t)index);
     for (int r = 0; r < tile.rows; r++) {
-        const struct cpu_best *segments = run->segments + (query_row(&tile, r) * tile.heads + r % tile.heads) * run->plan->num_splits;
+        const struct cpu_best *segments =
+            run->segments + (query_row(&tile, r) * tile.heads + r % tile.heads) * run->plan->num_splits;
         struct cpu_best best = segments[0];
         for (int segment = 1; segment < run->plan->num_splits; segment++)
             cpu_best_merge(&best, &segments[segment]);
@@ -236,10 +289,12 @@ msa_status cpu_index_run(msa_plan *plan, const msa_index_args *args, msa_stream 
         .plan = plan,
         .args = args,
         .kernels = kernels,
-        .operand = choose_operand(kernels),
         .q_format = storage_format(desc->q_dtype),
         .k_format = storage_format(desc->k_dtype),
-        .selection = {.k = desc->topk, .init_pages = desc->init_pages, .local_pages = desc->local_pages, .order = desc->topk_order},
+        .selection = {.k = desc->topk,
+                      .init_pages = desc->init_pages,
+                      .local_pages = desc->local_pages,
+                      .order = desc->topk_order},
         .threads = plan->step.workspace,
         .segments = (struct cpu_best *)((char *)plan->step.workspace +
                                         align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads),

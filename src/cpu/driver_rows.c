@@ -37,11 +37,12 @@ static void topk_task(void *arg, size_t block, size_t thread)
         n = n < 0 ? 0 : n < args->columns ? n : args->columns;
         int32_t first = cpu_first_candidate(&selection, n), last = cpu_last_candidate(&selection, n);
         for (int64_t head = 0; head < args->num_heads; head++) {
-            const float *scores = (const float *)((const char *)args->scores + head * args->scores_head_stride + row * args->scores_row_stride);
             struct cpu_best best;
             cpu_best_init(&best, &selection, n);
-            if (last > first)
+            if (last > first) { /* otherwise there may be no scores at all */
+                const float *scores = (const float *)((const char *)args->scores + head * args->scores_head_stride + row * args->scores_row_stride);
                 call->select(&best, scores + first, first, last - first);
+            }
             cpu_best_write(&best, &selection, n,
                            (int32_t *)((char *)args->topk + head * args->topk_head_stride + row * args->topk_row_stride));
         }

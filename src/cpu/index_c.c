@@ -7,9 +7,11 @@
 
 #include <math.h>
 
-void index_c(const void *k, const void *q, int num_rows, float *scores, int64_t row_stride)
+void index_c(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
 {
-    const float *keys = k;
+    float *keys = page->k_operand;
+    for (int slice = 0; slice < NUM_SLICES; slice++)
+        page->convert_k(&page->k, slice, 128, keys + slice * SLICE * 128);
     for (int unit = 0; unit * UNIT_LANES < num_rows; unit++) {
         const float *rows = (const float *)q + unit * 128 * UNIT_LANES;
         float best[UNIT_LANES];

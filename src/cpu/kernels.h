@@ -10,6 +10,5 @@
 /* Some functions serve two slots, so a prototype can repeat. */
 #define MSA_CPU_KERNEL(isa, type, slot, function, operation, formats) type function;
 #include "../kernels.inc"
-#undef MSA_CPU_KERNEL
 
 #endif

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * attention_zmm.h - attention on 512-bit vectors, for both operand families: attention_avx512.c and
+ * attention_avx512bf16.c include it after operands_<isa>.h.
+ *
+ * Scores and, over them, P stay in the tile's scratch: 8 KiB a unit, in L1. The page's largest score is taken from the
+ * sums while they are in registers.
+ */
+#include "exp2.h"
+#include "product_zmm.h"
+
+enum { AHEAD_STEPS = 4 * PAIR };
+
+/* ------------------------------------------------------------------------------------------------ scores */
+
+/* Scores of the keys below `keys` (and of up to rows - 1 more, which nobody uses); the largest and smallest of those of
+ * whole blocks below `common`. Returns where those end. */
+INLINE int page_scores(struct operands *operands, const operand *const *q, float *const *scores, int keys, int common,
+                       __m512 *max, __m512 *min, const int rows, const int units)
+{
+    int ranked = 0;
+    for (int j = 0; j < units; j++) {
+        max[j] = _mm512_set1_ps(-INFINITY);
+        min[j] = _mm512_set1_ps(INFINITY);
+    }
+    for (int key = 0; key < keys; key += rows) {
+        const operand *k = k_slice(operands, key / SLICE) + key % SLICE * ROW;
+        __m512 sums[MAX_SUMS];
+        UNROLL
+        for (int i = 0; i < rows * units; i++)
+            sums[i] = _mm512_setzero_ps();
+        for (int e = 0; e < ROW; e += AHEAD_STEPS) {
+            fetch_ahead(&operands->ahead);
+            accumulate(sums, k, ROW, 1, q, e, e + AHEAD_STEPS, rows, units, 0, units);
+        }
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            UNROLL
+            for (int j = 0; j < units; j++)
+                _mm512_store_ps(scores[j] + (key + i) * UNIT_LANES, sums[i * units + j]);
+        }
+        if (key + rows > common)
+            continue;
+        ranked = key + rows;
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            UNROLL
+            for (int j = 0; j < units; j++) { /* a NaN score leaves max: the operands' order counts */
+                max[j] = _mm512_max_ps(sums[i * units + j], max[j]);
+                min[j] = _mm512_min_ps(sums[i * units + j], min[j]);
+            }
+        }
+    }
+    return ranked;
+}
+
+/* ------------------------------------------------------------------------------------------------ softmax */
+
+/* exp2_nonpositive of exp2.h */
+INLINE __m512 exp2_zmm(__m512 x, const struct exp2_scale *scale, const float factor)
+{
+    __m512 high = _mm512_set1_ps(scale->high), round = _mm512_set1_ps(EXP2_ROUND);
+    x = _mm512_max_ps(_mm512_set1_ps(scale->lowest), x);
+    __m512 shifted = _mm512_fmadd_ps(x, high, round);
+    __m512 f = _mm512_fmsub_ps(x, high, _mm512_sub_ps(shifted, round));
+    f = _mm512_fmadd_ps(x, _mm512_set1_ps(scale->low), f);
+    __m512 p = _mm512_set1_ps(EXP2_C6 * factor);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C5 * factor));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C4 * factor));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C3 * factor));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C2 * factor));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C1 * factor));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C0 * factor));
+    return _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
+
+INLINE __m512 round_probability(__m512 p, const enum cpu_rounding rounding)
+{
+    if (rounding == ROUND_E4M3) {
+        /* Adding and subtracting 2^20 times p's power of two (at least 2^-6) leaves E4M3's four bits; p is at most
+         * 448. */
+        __m512i power = _mm512_and_si512(_mm512_castps_si512(_mm512_max_ps(p, _mm512_set1_ps(0x1p-6f))),
+                                         _mm512_set1_epi32(0x7F800000));
+        __m512 added = _mm512_fmadd_ps(_mm512_castsi512_ps(power), _mm512_set1_ps(0x1p20f), p);
+        return _mm512_fnmadd_ps(_mm512_castsi512_ps(power), _mm512_set1_ps(0x1p20f), added);
+    }
+    if (rounding == ROUND_FP16)
+        return _mm512_cvtph_ps(_mm512_cvtps_ph(p, _MM_FROUND_TO_NEAREST_INT));
+    /* A NaN stays one: it comes from 16-bit formats or from the machine, so its lower half is 0. */
+    __m512i bits = _mm512_castps_si512(p), odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    return _mm512_castsi512_ps(_mm512_and_epi32(bits, _mm512_set1_epi32((int)0xFFFF0000)));
+}
+
+/* Scores become P in place: the pair of keys at `key`, of which `count` are seen. */
+INLINE void softmax_pair(float *scores, int key, int count, __m512 max, const struct exp2_scale *scale, __m512 *sum,
+                         const enum cpu_rounding rounding)
+{
+    const float factor = rounding == ROUND_E4M3 ? 448.0f : 1.0f;
+    __m512 p[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    UNROLL
+    for (int i = 0; i < count; i++) {
+        p[i] = exp2_zmm(_mm512_sub_ps(_mm512_load_ps(scores + (key + i) * UNIT_LANES), max), scale, factor);
+        sum[i] = _mm512_add_ps(sum[i], p[i]);
+        p[i] = round_probability(p[i], rounding);
+    }
+    store_pair((operand *)scores + key / 2 * PAIR * UNIT_LANES, p[0], p[1]);
+}
+
+INLINE __m512 softmax(float *scores, int keys, __m512 max, const struct exp2_scale *scale,
+                      const enum cpu_rounding rounding)
+{
+    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int key = 0; key + 2 <= keys; key += 2)
+        softmax_pair(scores, key, 2, max, scale, sum, rounding);
+    if (keys & 1)
+        softmax_pair(scores, keys - 1, 1, max, scale, sum, rounding);
+    return _mm512_add_ps(sum[0], sum[1]);
+}
+
+/* How a page's result enters a unit's state: acc = acc*old + out*page. */
+struct weights {
+    __m512 old, page;
+};
+
+/* Turns a unit's scores into P and merges maximum and sum; max and min are those of the first `ranked` keys. */
+static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visit *visit, float *scores, int ranked,
+                                    __m512 max, __m512 min)
+{
+    for (int key = ranked; key < visit->keys; key++) {
+        __m512 score = _mm512_load_ps(scores + key * UNIT_LANES);
+        max = _mm512_max_ps(score, max);
+        min = _mm512_min_ps(score, min);
+    }
+    const struct exp2_scale scale = tile->scale;
+    __m512 sum;
+    if (tile->rounding == ROUND_E4M3)
+        sum = softmax(scores, visit->keys, max, &scale, ROUND_E4M3);
+    else if (tile->rounding == ROUND_BF16)
+        sum = softmax(scores, visit->keys, max, &scale, ROUND_BF16);
+    else
+        sum = softmax(scores, visit->keys, max, &scale, ROUND_FP16);
+    __mmask16 overflowed = _mm512_cmp_ps_mask(min, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    sum = _mm512_mask_mov_ps(sum, overflowed, _mm512_set1_ps(NAN));
+
+    float *unit_max = tile->max + visit->unit * UNIT_LANES, *unit_sum = tile->sum + visit->unit * UNIT_LANES;
+    __m512 old_max = _mm512_load_ps(unit_max), new_max = _mm512_max_ps(max, old_max);
+    struct weights w = {exp2_zmm(_mm512_sub_ps(old_max, new_max), &scale, 1.0f),
+                        exp2_zmm(_mm512_sub_ps(max, new_max), &scale, 1.0f)};
+    sum = _mm512_fmadd_ps(_mm512_load_ps(unit_sum), w.old, _mm512_mul_ps(sum, w.page));
+    _mm512_mask_store_ps(unit_sum, visit->lanes, sum);
+    _mm512_mask_store_ps(unit_max, visit->lanes, new_max);
+    return w;
+}
+
+/* ------------------------------------------------------------------------------------------------ output */
+
+/* Adds the pages' P*V to the accumulators. Units that see fewer keys than others of the group end earlier. */
+INLINE void add_output(const struct cpu_tile *tile, struct operands *operands, const struct cpu_visit *visits,
+                       const operand *const *p, const struct weights *weights, const int rows, const int units)
+{
+    int common = visits[0].keys / 2 * PAIR;
+    for (int j = 1; j < units; j++)
+        common = visits[j].keys / 2 * PAIR < common ? visits[j].keys / 2 * PAIR : common;
+    for (int d = 0; d < 128; d += rows) {
+        const operand *v = v_slice(operands, d / SLICE) + d % SLICE;
+        __m512 sums[MAX_SUMS];
+        UNROLL
+        for (int i = 0; i < rows * units; i++)
+            sums[i] = _mm512_setzero_ps();
+        accumulate(sums, v, 1, SLICE, p, 0, common, rows, units, 0, units);
+        UNROLL
+        for (int j = 0; j < units; j++) {
+            int end = visits[j].keys / 2 * PAIR;
+            accumulate(sums, v, 1, SLICE, p, common, end, rows, units, j, j + 1);
+            if (visits[j].keys & 1) {
+                vector last = load(p[j] + end * UNIT_LANES);
+                UNROLL
+                for (int i = 0; i < rows; i++)
+                    sums[i * units + j] = multiply_add(sums[i * units + j], broadcast_even(v + i + end * SLICE), last);
+            }
+            float *acc = tile->acc + (visits[j].unit * 128 + d) * UNIT_LANES;
+            UNROLL
+            for (int i = 0; i < rows; i++) {
+                __m512 old = _mm512_load_ps(acc + i * UNIT_LANES),
+                       page = _mm512_mul_ps(sums[i * units + j], weights[j].page);
+                _mm512_store_ps(acc + i * UNIT_LANES, _mm512_mask_fmadd_ps(old, visits[j].lanes, weights[j].old, page));
+            }
+        }
+    }
+}
+
+INLINE void attend_group(struct cpu_tile *tile, struct operands *operands, const struct cpu_visit *visits,
+                         const int rows, const int units)
+{
+    const operand *q[MAX_GROUP], *p[MAX_GROUP];
+    float *scores[MAX_GROUP];
+    struct weights weights[MAX_GROUP];
+    __m512 max[MAX_GROUP], min[MAX_GROUP];
+    int least = 128, most = 0;
+    for (int j = 0; j < units; j++) {
+        q[j] = (const operand *)tile->q + visits[j].unit * ROW * UNIT_LANES;
+        scores[j] = (float *)tile->scratch + j * 128 * UNIT_LANES;
+        p[j] = (const operand *)scores[j];
+        least = visits[j].keys < least ? visits[j].keys : least;
+        most = visits[j].keys > most ? visits[j].keys : most;
+    }
+    int ranked = page_scores(operands, q, scores, most, least, max, min, rows, units);
+    for (int j = 0; j < units; j++)
+        weights[j] = merge_softmax(tile, &visits[j], scores[j], ranked, max[j], min[j]);
+    add_output(tile, operands, visits, p, weights, rows, units);
+}
+
+INLINE void attend(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visits, int num_visits)
+{
+    struct operands operands = {page, page->ahead, 0, 0, num_visits > 3 ? SLICE * ROW : 0};
+    while (num_visits > 0) {
+        int units = group_size(num_visits);
+        if (units == 3)
+            attend_group(tile, &operands, visits, 8, 3);
+        else if (units == 2)
+            attend_group(tile, &operands, visits, 8, 2);
+        else
+            attend_group(tile, &operands, visits, 16, 1);
+        visits += units;
+        num_visits -= units;
+    }
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * index_avx512.c - indexer scores with FP32 operands (index_c.c defines it; bit-equal).
+ *
+ * Layout    cpu.h, OPERAND_F32; index_few: keys as lanes, [8 slices][128 d][16 keys].
+ * Floor     a unit of 16 rows and a page: 128*128 FMAs, at 2 a cycle 8192 cycles.
+ * Measured  2026-11-29, Xeon family 6 model 207, share of the FMA rate of the same second, conversion of E4M3 keys
+ *           included, median while other jobs ran: 512 rows 97 %, 256 rows 96 %, 64 rows 88 %, 16 rows 71 %.
+ *           index_few, 1 row: 4.5 GB/s of E4M3 keys out of cache, bound by the conversion.
+ */
+#include "operands_avx512.h"
+
+#include "index_zmm.h"
+
+void index_avx512(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
+{
+    index_page(page, q, num_rows, scores, row_stride);
+}
+
+void index_few_avx512(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
+{
+    index_few(page, q, num_rows, scores, row_stride);
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * index_neon.c - indexer scores with FP32 operands on NEON (index_lanes.h). index_c.c defines them; bit-equal.
+ *
+ * Layout   cpu.h, OPERAND_F32; a unit's 16 lanes are four vectors.
+ * Floor    a unit and a page: 128*128 FMAs of 16 lanes, at two vectors a cycle 32768 cycles. Checked under qemu-aarch64,
+ *          which says nothing of the speed.
+ */
+#include "lanes_neon.h"
+
+#include "index_lanes.h"
+
+void index_neon(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
+{
+    index_page(page, q, num_rows, scores, row_stride);
+}

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * quantise_avx512.c - to E4M3 and NVFP4, with the bits of quantise_c.c.
+ *
+ * x / factor is a division, but for powers of two: their reciprocal is exact, and so is multiplying by it.
+ *
+ * E4M3: adding 2^(e+20), where 2^e is a's power of two and at least 2^-6, leaves a rounded to three mantissa bits, in units
+ * of 2^(e-3), at the bottom of the sum; and an even bias there is free. A NaN in 64 elements sends them to the C code.
+ *
+ * NVFP4: a vector is a block. With s the scale and t the midpoint between two codes, s*t has at most seven significant bits,
+ * so that for every FP32 number a the rounded quotient a/s lies above t (or at it) exactly when a lies above (at) the
+ * product s*t. So codes come from three comparisons with s*t, not from a division: one for each bit of the code, the
+ * thresholds of the lower bits chosen by the higher ones. Odd codes start above their midpoint, even ones at it.
+ *
+ * Floor: bytes read and written at the machine's copy rate.
+ */
+#include "../number.h"
+#include "kernels.h"
+
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { AHEAD = 4096 }; /* bytes */
+
+/* 16 elements; or zeros, unread. */
+INLINE __m512 load(const void *from, enum cpu_source source, bool present)
+{
+    __mmask16 mask = present ? 0xFFFF : 0;
+    if (source == SOURCE_F32)
+        return _mm512_maskz_loadu_ps(mask, from);
+    __m256i words = _mm256_maskz_loadu_epi16(mask, from);
+    return source == SOURCE_FP16 ? _mm512_cvtph_ps(words) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
+/* Rows usually follow each other, so that what lies ahead is worth fetching even past a row's end. */
+INLINE void fetch_ahead(const void *from, int bytes)
+{
+    for (int i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)from + AHEAD + i, _MM_HINT_T0);
+}
+
+/* Division by the factor, where it is a power of two by multiplying. */
+struct divisor {
+    __m512 value;
+    bool inverse;
+};
+
+static struct divisor divisor_of(float factor)
+{
+    uint32_t bits = f32_bits(factor);
+    bool power_of_two = (bits & 0x807FFFFF) == 0 && bits >= 1u << 23 && bits <= 253u << 23;
+    return (struct divisor){_mm512_set1_ps(power_of_two ? 1 / factor : factor), power_of_two};
+}
+
+INLINE __m512 divide(__m512 x, struct divisor by)
+{
+    return by.inverse ? _mm512_mul_ps(x, by.value) : _mm512_div_ps(x, by.value);
+}
+
+/* ------------------------------------------------------------------------------------------------ E4M3 */
+
+enum { E4M3_BIAS = 0x98 }; /* turns the low byte of the sum, plus its exponent at bit 3, into the code */
+
+/* What to add to a, 0 <= a <= 448, to round it to E4M3. */
+INLINE __m512 e4m3_rounder(__m512 a)
+{
+    __m512i power = _mm512_and_si512(_mm512_castps_si512(_mm512_max_ps(a, _mm512_set1_ps(0x1p-6f))), _mm512_set1_epi32(0x7F800000));
+    return _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32((20 << 23) + E4M3_BIAS)));
+}
+
+/* The codes of 16 numbers, none of them NaN. */
+INLINE __m128i e4m3_codes(__m512 q)
+{
+    __m512 a = _mm512_range_ps(q, _mm512_set1_ps(448), 0xA); /* the smaller magnitude, positive */
+    __m512 rounder = e4m3_rounder(a);
+    __m512i code = _mm512_add_epi32(_mm512_castps_si512(_mm512_add_ps(a, rounder)), _mm512_srli_epi32(_mm512_castps_si512(rounder), 20));
+    __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(q), 24);
+    code = _mm512_ternarylogic_epi32(code, sign, _mm512_set1_epi32(0x80), 0xF8); /* code | (sign & 0x80) */
+    return _mm512_cvtepi32_epi8(code);
+}
+
+INLINE void quantise_e4m3(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes)
+{
+    struct divisor by = divisor_of(factor);
+    const char *from = src;
+    int bytes = source == SOURCE_F32 ? 64 : 32;
+    for (int64_t i = 0; i < n; i += 16, from += bytes) {
+        fetch_ahead(from, bytes);
+        __m512 q = divide(load(from, source, true), by);
+        _mm_storeu_si128((__m128i *)(void *)(codes + i), e4m3_codes(q));
+        if (__builtin_expect(_mm512_cmp_ps_mask(q, q, _CMP_UNORD_Q), 0))
+            for (int j = 0; j < 16; j++)
+                codes[i + j] = f32_to_e4m3(((float *)&q)[j]);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ NVFP4 */
+
+enum { BATCH = 8, PAIRS = BATCH / 2 }; /* blocks whose scales are made together; a vector of 16-bit words holds two */
+
+/* The largest 32-bit magnitude of each block: x[i] has eight lanes each of the blocks 2i and 2i + 1. */
+INLINE __m256i maxima(const __m512i x[PAIRS])
+{
+    __m512i quarter[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) /* four lanes a block */
+        quarter[i] = _mm512_max_epu32(_mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0x88), _mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0xDD));
+    __m512i pair = _mm512_max_epu32(_mm512_unpacklo_epi32(quarter[0], quarter[1]), _mm512_unpackhi_epi32(quarter[0], quarter[1]));
+    pair = _mm512_max_epu32(pair, _mm512_shuffle_epi32(pair, 0x4E)); /* lane c of 128 bits: blocks c and c + 4, twice */
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0), pair));
+}
+
+/* Eight blocks as the comparisons take them: words of two blocks each, BF16 of x / factor with the last bit set if anything
+ * was cut off, which compares with a threshold as the FP32 number does. */
+struct batch {
+    __m512i words[PAIRS];
+    __m256i largest; /* of each block's |x|, bits */
+    __m256 scale;
+    __mmask8 live; /* blocks with codes other than 0 */
+};
+
+/* BF16 that needs no division. */
+INLINE struct batch load_words(const char *src, int count)
+{
+    struct batch batch;
+    __m512i magnitude[PAIRS];
+#pragma GCC unroll 4
+    for (int i = 0; i < PAIRS; i++) {
+        int words = (count - 2 * i) * 16;
+        __mmask32 present = words >= 32 ? 0xFFFFFFFF : words == 16 ? 0xFFFF : 0;
+        batch.words[i] = _mm512_maskz_loadu_epi16(present, src + i * 64);
+        __m512i twice = _mm512_slli_epi16(batch.words[i], 1); /* without the sign */
+        magnitude[i] = _mm512_max_epu16(twice, _mm512_slli_epi32(twice, 16));
+    }
+    batch.largest = _mm256_slli_epi32(_mm256_srli_epi32(maxima(magnitude), 17), 16);
+    return batch;
+}
+
+INLINE struct batch load_divided(const char *src, enum cpu_source source, int count, struct divisor by)
+{
+    int bytes = source == SOURCE_F32 ? 64 : 32;
+    struct batch batch;
+    __m512i magnitude[PAIRS];
+#pragma GCC unroll 4
+    for (int i = 0; i < PAIRS; i++) {
+        __m512i abs[2], cut[2];
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            __m512 x = load(src + (2 * i + j) * bytes, source, 2 * i + j < count);
+            abs[j] = _mm512_castps_si512(_mm512_abs_ps(x));
+            __m512i q = _mm512_castps_si512(divide(x, by)), low = _mm512_set1_epi32(0xFFFF);
+            cut[j] = _mm512_or_si512(q, _mm512_add_epi32(_mm512_and_si512(q, low), low)); /* bit 16 joins if lower ones are set */
+            cut[j] = _mm512_srli_epi32(cut[j], 16);
+        }
+        magnitude[i] = _mm512_max_epu32(_mm512_shuffle_i64x2(abs[0], abs[1], 0x44), _mm512_shuffle_i64x2(abs[0], abs[1], 0xEE));
+        batch.words[i] = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_packus_epi32(cut[0], cut[1]));
+    }
+    batch.largest = maxima(magnitude);
+    return batch;
+}
+
+/* Sets scale and live; returns the scales' codes. */
+INLINE __m128i block_scales(struct batch *batch, struct divisor by)
+{
+    __m256 a = _mm256_castsi256_ps(batch->largest), value = _mm512_castps512_ps256(by.value);
+    a = _mm256_div_ps(by.inverse ? _mm256_mul_ps(a, value) : _mm256_div_ps(a, value), _mm256_set1_ps(6));
+    __m512 scale = _mm512_min_ps(_mm512_zextps256_ps512(a), _mm512_set1_ps(448)), rounder = e4m3_rounder(scale);
+    __mmask8 finite = _mm256_cmpgt_epi32_mask(_mm256_set1_epi32(0x7F800000), batch->largest);
+    batch->scale = _mm512_castps512_ps256(_mm512_sub_ps(_mm512_add_ps(scale, rounder), rounder));
+    batch->live = finite & _mm256_cmp_ps_mask(batch->scale, _mm256_setzero_ps(), _CMP_GT_OQ);
+    return _mm_mask_blend_epi8(finite, _mm_set1_epi8(0x7F), e4m3_codes(scale));
+}
+
+/* `count` blocks, at most a batch, and their scales, which are written. */
+INLINE struct batch load_batch(const char *src, enum cpu_source source, int count, bool whole, struct divisor by, uint8_t *scales)
+{
+    fetch_ahead(src, (source == SOURCE_F32 ? 64 : 32) * BATCH);
+    struct batch batch = whole ? load_words(src, count) : load_divided(src, source, count, by);
+    _mm_mask_storeu_epi8(scales, (__mmask16)((1 << count) - 1), block_scales(&batch, by));
+    return batch;
+}
+
+/* Where the codes of all eight blocks begin: code i at lanes 8 * (i & 1) and up of [i / 2]. BF16 holds it exactly. */
+struct thresholds {
+    __m512i code[4];
+};
+
+INLINE struct thresholds thresholds_of(__m256 scale)
+{
+    static const float midpoint[8] = {0, 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
+    struct thresholds t;
+    __m512 twice = _mm512_broadcast_f32x8(scale);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512 both = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(midpoint[2 * i]), _mm512_set1_ps(midpoint[2 * i + 1]));
+        t.code[i] = _mm512_castps_si512(_mm512_mul_ps(twice, both));
+    }
+    return t;
+}
+
+/* Where a code begins, for the words of blocks 2*pair and 2*pair + 1. */
+INLINE __m512i threshold(const struct thresholds *t, int code, int pair)
+{
+    __m512i second = _mm512_mask_blend_epi16(0xFFFF0000, _mm512_setzero_si512(), _mm512_set1_epi16(2));
+    return _mm512_permutexvar_epi16(_mm512_add_epi16(second, _mm512_set1_epi16((short)((code & 1) * 16 + pair * 4 + 1))), t->code[code / 2]);
+}
+
+/* The bits in place: 16 codes of four. */
+INLINE uint64_t join(uint32_t bit0, uint32_t bit1, uint32_t bit2, uint32_t sign)
+{
+    uint64_t lowest = 0x1111111111111111;
+    __asm__("" : "+r"(lowest)); /* or compilers load it from the code again and again */
+    return _pdep_u64(bit0, lowest) + 2 * _pdep_u64(bit1, lowest) + 4 * (_pdep_u64(bit2, lowest) + 2 * _pdep_u64(sign, lowest));
+}
+
+/* The codes of two blocks. */
+INLINE void e2m1_codes(__m512i words, const struct thresholds *t, int pair, uint64_t codes[2])
+{
+    __m512i a = _mm512_and_si512(words, _mm512_set1_epi16(0x7FFF));
+    __mmask32 bit2 = _mm512_cmpge_epi16_mask(a, threshold(t, 4, pair));
+    __mmask32 bit1 = _mm512_cmpge_epi16_mask(a, _mm512_mask_blend_epi16(bit2, threshold(t, 2, pair), threshold(t, 6, pair)));
+    __m512i below = _mm512_mask_blend_epi16(bit2, threshold(t, 1, pair), threshold(t, 5, pair));
+    __m512i above = _mm512_mask_blend_epi16(bit2, threshold(t, 3, pair), threshold(t, 7, pair));
+    __mmask32 bit0 = _mm512_cmpgt_epi16_mask(a, _mm512_mask_blend_epi16(bit1, below, above));
+    __mmask32 sign = _mm512_movepi16_mask(words);
+    codes[0] = join(bit0, bit1, bit2, sign);
+    codes[1] = join(bit0 >> 16, bit1 >> 16, bit2 >> 16, sign >> 16);
+}
+
+INLINE void write_codes(const struct batch *batch, int count, uint8_t *codes)
+{
+    struct thresholds thresholds = thresholds_of(batch->scale);
+    uint64_t four_bit[BATCH];
+#pragma GCC unroll 4
+    for (int i = 0; i < PAIRS; i++)
+        e2m1_codes(batch->words[i], &thresholds, i, four_bit + 2 * i);
+#pragma GCC unroll 8
+    for (int i = 0; i < BATCH; i++) /* one by one: a block of memory would wait for these stores */
+        if (i < count)
+            memcpy(codes + 8 * i, &four_bit[i], 8);
+    if (__builtin_expect(batch->live != 0xFF, 0))
+        for (int i = 0; i < count; i++)
+            if (!(batch->live >> i & 1))
+                memset(codes + 8 * i, 0, 8);
+}
+
+/* The next batch's scales are under way while this one's codes are made: from the largest magnitude to the thresholds it
+ * takes some 100 cycles. */
+INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes, uint8_t *scales)
+{
+    struct divisor by = divisor_of(factor);
+    bool whole = source == SOURCE_BF16 && factor == 1;
+    const char *from = src;
+    int64_t blocks = n / 16;
+    int bytes = source == SOURCE_F32 ? 64 : 32, count = blocks < BATCH ? (int)blocks : BATCH;
+    struct batch batch = load_batch(from, source, count, whole, by, scales);
+    for (int64_t first = BATCH; first < blocks; first += BATCH) {
+        int next_count = blocks - first < BATCH ? (int)(blocks - first) : BATCH;
+        struct batch next = load_batch(from + first * bytes, source, next_count, whole, by, scales + first);
+        write_codes(&batch, BATCH, codes + (first - BATCH) * 8);
+        batch = next;
+        count = next_count;
+    }
+    write_codes(&batch, count, codes + (blocks - count) * 8);
+}
+
+#define QUANTISERS(source, SOURCE)                                                                                     \
+    void quantise_e4m3_##source##_avx512(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)    \
+    {                                                                                                                  \
+        (void)scales;                                                                                                  \
+        quantise_e4m3(src, SOURCE, n, factor, codes);                                                                  \
+    }                                                                                                                  \
+    void quantise_nvfp4_##source##_avx512(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)   \
+    {                                                                                                                  \
+        quantise_nvfp4(src, SOURCE, n, factor, codes, scales);                                                         \
+    }
+
+QUANTISERS(f32, SOURCE_F32)
+QUANTISERS(bf16, SOURCE_BF16)
+QUANTISERS(fp16, SOURCE_FP16)
