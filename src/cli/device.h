@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * device.h - a context, and memory where it computes. All buffers and copies of the tool go through here.
+ */
+#ifndef MSA_CLI_DEVICE_H
+#define MSA_CLI_DEVICE_H
+
+#include "cli.h"
+
+struct device {
+    msa_context *context;
+    int32_t ordinal; /* MSA_DEVICE_CPU or a CUDA ordinal */
+};
+
+/* CLI_OK, or CLI_BAD after a message. */
+int device_open(struct device *device, const struct run_options *options);
+void device_close(struct device *device);
+
+/* Whether the device computes on host memory, so that host tensors need no copy. */
+bool device_is_host(const struct device *device);
+/* 256-byte aligned, at least one byte; NULL after a message if there is no memory. */
+void *device_alloc(const struct device *device, size_t bytes);
+void device_free(const struct device *device, void *pointer); /* NULL is fine */
+/* These wait until they are done. CLI_OK or CLI_BAD. */
+int device_copy_in(const struct device *device, void *destination, const void *host, size_t bytes);
+int device_copy_out(const struct device *device, void *host, const void *source, size_t bytes);
+int device_fill(const struct device *device, void *destination, int byte, size_t bytes);
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * options.c - parsing of argument lists, and the options that run and check share.
+ */
+#include "cli.h"
+
+#include <unistd.h>
+
+const char *const precision_names[] = {"exact", "fast", NULL};
+const char *const strategy_names[] = {"auto", "query-major", "page-major", NULL};
+static const char *const plan_names[] = {"auto", "prefill", "decode", NULL};
+
+int options_parse(int argc, const char **argv, const struct poptOption *table, const char *arguments,
+                  poptContext *context)
+{
+    *context = poptGetContext(NULL, argc, argv, table, 0);
+    if (!*context)
+        return cli_error("out of memory");
+    poptSetOtherOptionHelp(*context, arguments);
+    int code;
+    while ((code = poptGetNextOpt(*context)) > 0)
+        ;
+    if (code < -1) {
+        cli_error("%s: %s; see %s --help", poptBadOption(*context, POPT_BADOPTION_NOALIAS), poptStrerror(code),
+                  argv[0]);
+        *context = poptFreeContext(*context);
+        return CLI_BAD;
+    }
+    return CLI_OK;
+}
+
+static struct {
+    char *device, *threads, *isa, *precision, *strategy, *plan, *poison;
+} texts;
+
+struct poptOption run_option_table[] = {
+    {"device", 0, POPT_ARG_STRING, &texts.device, 0, "where to compute (default cpu)", "cpu|cuda[:N]"},
+    {"threads", 0, POPT_ARG_STRING, &texts.threads, 0, "CPU threads (default: all)", "N"},
+    {"isa", 0, POPT_ARG_STRING, &texts.isa, 0, "cap on the CPU instruction set (see msa info)", "NAME"},
+    {"precision", 0, POPT_ARG_STRING, &texts.precision, 0, "default exact", "exact|fast"},
+    {"strategy", 0, POPT_ARG_STRING, &texts.strategy, 0, "default auto", "auto|query-major|page-major"},
+    {"plan", 0, POPT_ARG_STRING, &texts.plan, 0, "which plans to use; auto (default): those of the case's op",
+     "auto|prefill|decode"},
+    {"poison", 0, POPT_ARG_STRING, &texts.poison, 0,
+     "fill all memory that no visible key names with this byte (0..255) first: results must not change", "BYTE"},
+    POPT_TABLEEND};
+
+int run_options_read(struct run_options *options)
+{
+    *options = (struct run_options)RUN_OPTIONS_INIT;
+    int64_t threads = options->threads, poison = options->poison;
+    int precision = options->precision, strategy = options->strategy, plan = options->plan;
+    if ((texts.device && parse_device("--device", texts.device, &options->device)) ||
+        (texts.threads && parse_int("--threads", texts.threads, 1, 1024, &threads)) ||
+        (texts.precision && parse_choice("--precision", texts.precision, precision_names, &precision)) ||
+        (texts.strategy && parse_choice("--strategy", texts.strategy, strategy_names, &strategy)) ||
+        (texts.plan && parse_choice("--plan", texts.plan, plan_names, &plan)) ||
+        (texts.poison && parse_int("--poison", texts.poison, 0, 255, &poison)))
+        return CLI_BAD;
+    options->threads = (int32_t)threads;
+    options->isa = texts.isa;
+    options->precision = (msa_precision)precision;
+    options->strategy = (msa_strategy)strategy;
+    options->plan = (enum plan_kind)plan;
+    options->poison = (int)poison;
+    options->progress = isatty(STDERR_FILENO);
+    return CLI_OK;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * peak.h - what this machine can do at most: arithmetic and memory rates, measured in the run that uses them. */
+#ifndef MSA_CLI_PEAK_H
+#define MSA_CLI_PEAK_H
+
+#include <stddef.h>
+
+enum peak {
+    PEAK_FMA_128, /* FP32 multiply-add, by register width in bits */
+    PEAK_FMA_256,
+    PEAK_FMA_512,
+    PEAK_BF16_DOT, /* pairs of BF16 into FP32 (vdpbf16ps, 512 bits) */
+    PEAK_READ,     /* DRAM read */
+    PEAK_COPY,     /* DRAM copy, bytes read + bytes written */
+    NUM_PEAKS
+};
+extern const char *const peak_names[NUM_PEAKS];
+
+/* The rate of `threads` threads together, in GFLOP/s or GB/s; 0 where the machine lacks the instructions. Measured at
+ * the first call, then remembered: the best of several windows, so that another job on the machine lowers a peak less
+ * than it lowers a result. */
+double peak_rate(enum peak peak, int threads);
+
+/* The arithmetic peak that a kernel is measured against, by the instruction set its name ends in: avx512bf16
+ * multiplies in vdpbf16ps, every other one in FP32 at its own register width. Portable C is measured against the best
+ * FP32 rate of the machine, so that its fraction tells what it leaves on the table. */
+double peak_gflops(const char *kernel, int threads);
+
+/* The largest cache that one core can reach, in bytes. */
+size_t cache_bytes(void);
+
+#endif

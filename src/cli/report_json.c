@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * report_json.c - results as JSON, and an earlier JSON as the baseline of this run.
+ */
+#include "bench.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+/* JSON has no infinities and no NaN: what was not measured is null. */
+static json_t *real(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *axis_json(const struct point *point, enum axis axis)
+{
+    char buffer[24];
+    if (!axis_applies(point, axis))
+        return json_null();
+    if (axis_is_flag(axis))
+        return json_boolean(point->at[axis]);
+    if (axis_is_number(axis))
+        return json_integer(point->at[axis]);
+    return json_string(axis_text(axis, point->at[axis], buffer));
+}
+
+json_t *result_json(const struct result *result)
+{
+    const struct point *point = &result->point;
+    json_t *object = json_object();
+    json_object_set_new(object, "op", json_string(bench_op_names[point->op]));
+    json_object_set_new(object, "case", point->case_id ? json_string(point->case_id) : json_null());
+    for (int a = 0; a < AXIS_COUNT; a++) {
+        char key[32];
+        snprintf(key, sizeof(key), "%s", axis_name((enum axis)a));
+        for (char *dash = key; (dash = strchr(dash, '-')); dash++)
+            *dash = '_';
+        json_object_set_new(object, key, axis_json(point, (enum axis)a));
+    }
+    /* What was used, where an axis only asked for it. */
+    json_object_set_new(object, "batch", json_integer(result->batch));
+    json_object_set_new(object, "isa", json_string(result->isa));
+    json_object_set_new(object, "strategy", json_string(result->strategy));
+    json_object_set_new(object, "precision", json_string(result->precision));
+
+    json_object_set_new(object, "total_q", json_integer(result->total_q));
+    json_object_set_new(object, "kv_len", json_integer(result->kv_len));
+    json_object_set_new(object, "device", json_string(result->device));
+    json_object_set_new(object, "kernel", json_string(result->kernel));
+    json_object_set_new(object, "samples", json_integer(result->samples));
+    json_object_set_new(object, "median_us", real(result->median_us));
+    json_object_set_new(object, "p10_us", real(result->p10_us));
+    json_object_set_new(object, "p90_us", real(result->p90_us));
+    json_object_set_new(object, "spread", real(result->spread));
+    json_object_set_new(object, "remeasured", json_boolean(result->remeasured));
+    json_object_set_new(object, "prepare_run_us", real(result->prepare_run_us));
+    json_object_set_new(object, "flops", real(result->flops));
+    json_object_set_new(object, "bytes", real(result->bytes));
+    json_object_set_new(object, "gflops", real(result->gflops));
+    json_object_set_new(object, "gbps", real(result->gbps));
+    json_object_set_new(object, "peak_gflops", real(result->peak_gflops));
+    json_object_set_new(object, "peak_gbps", real(result->peak_gbps));
+    json_object_set_new(object, "bound", json_string(result->memory_bound ? "memory" : "compute"));
+    json_object_set_new(object, "floor_us", real(result->floor_us));
+    json_object_set_new(object, "peak_fraction", real(result->peak_fraction));
+    json_object_set_new(object, "weight", real(result->weight));
+    json_object_set_new(object, "baseline_us", result->baseline_us > 0 ? real(result->baseline_us) : json_null());
+    json_object_set_new(object, "work", json_string(result->work));
+    json_object_set_new(object, "command", json_string(result->command));
+    return object;
+}
+
+int json_check(const char *path)
+{
+    FILE *file = fopen(path, "a"); /* leaves what is there */
+    if (!file)
+        return cli_error("--json: '%s' cannot be written: %s", path, strerror(errno));
+    fclose(file);
+    return CLI_OK;
+}
+
+int json_write(const char *path, const struct result *results, int count)
+{
+    json_t *array = json_array();
+    for (int i = 0; i < count; i++)
+        json_array_append_new(array, result_json(&results[i]));
+    if ((int)json_array_size(array) != count) {
+        json_decref(array);
+        return cli_error("--json: out of memory");
+    }
+    const size_t style = JSON_INDENT(2) | JSON_REAL_PRECISION(9);
+    bool to_stdout = strcmp(path, "-") == 0;
+    int failed =
+        to_stdout ? json_dumpf(array, stdout, style) || putchar('\n') == EOF : json_dump_file(array, path, style);
+    json_decref(array);
+    return failed ? cli_error("--json: '%s' cannot be written", path) : CLI_OK;
+}
+
+int baseline_read(const char *path, json_t **baseline)
+{
+    json_error_t error;
+    *baseline = json_load_file(path, 0, &error);
+    if (!*baseline)
+        return cli_error("--baseline: %s: %s (line %d)", path, error.text, error.line);
+    size_t i;
+    json_t *entry;
+    bool good = json_is_array(*baseline);
+    json_array_foreach(*baseline, i, entry)
+    {
+        good = good && json_is_string(json_object_get(entry, "work")) &&
+               json_is_number(json_object_get(entry, "median_us"));
+    }
+    if (good)
+        return CLI_OK;
+    json_decref(*baseline);
+    *baseline = NULL;
+    return cli_error("--baseline: %s is not an array of results with work and median_us", path);
+}
+
+double baseline_find(const json_t *baseline, const struct result *result)
+{
+    double found = 0;
+    int likeness = -1;
+    size_t i;
+    const json_t *entry;
+    json_array_foreach((json_t *)baseline, i, entry)
+    {
+        if (strcmp(json_string_value(json_object_get(entry, "work")), result->work) != 0)
+            continue;
+        const char *isa = json_string_value(json_object_get(entry, "isa"));
+        int same = 2 * (json_integer_value(json_object_get(entry, "threads")) == result->point.at[AXIS_THREADS]) +
+                   (isa && strcmp(isa, result->isa) == 0);
+        if (same > likeness) {
+            likeness = same;
+            found = json_number_value(json_object_get(entry, "median_us"));
+        }
+    }
+    return found;
+}
