@@ -1,30 +1,29 @@
 # SPDX-License-Identifier: MIT
-# Instruction sets: which files get which compiler flags. src/cpu/<what>_<isa>.c is compiled only where the compiler knows
-# the instruction set, and MSA_HAVE_<ISA> is then defined for the list of kernels; the machine is asked at run time.
+# Instruction sets: src/cpu/<what>_<isa>.c is compiled, with the flags given here, where the processor has such an instruction
+# set and the compiler knows it. MSA_HAVE_<ISA> then lets the list of kernels name its functions; whether the machine can run
+# them is asked when a context is made.
 
-function(msa_isa isa)
-    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/cpu/*_${isa}.c)
-    if(NOT sources)
-        return()
-    endif()
+# msa_isa(NAME PROCESSORS FLAG...)
+function(msa_isa isa processors)
+    set(sources ${MSA_SOURCES})
+    list(FILTER sources INCLUDE REGEX "_${isa}\\.c$")
     list(JOIN ARGN " " flags)
     string(TOUPPER ${isa} upper)
-    check_c_compiler_flag("${flags}" MSA_COMPILER_HAS_${upper})
-    if(MSA_COMPILER_HAS_${upper})
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(${processors})$")
+        check_c_compiler_flag("${flags}" MSA_COMPILER_HAS_${upper})
+    endif()
+    if(MSA_COMPILER_HAS_${upper} AND sources)
         set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${ARGN}")
         target_compile_definitions(msa_objects PUBLIC MSA_HAVE_${upper}=1)
     else()
         set_source_files_properties(${sources} PROPERTIES HEADER_FILE_ONLY ON)
-        message(STATUS "${isa} kernels: skipped (the compiler refuses ${flags})")
+        message(STATUS "${isa} kernels: not built (${CMAKE_SYSTEM_PROCESSOR}, ${CMAKE_C_COMPILER_ID})")
     endif()
 endfunction()
 
 set(avx2 -mavx2 -mfma -mf16c -mbmi2)
 set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    msa_isa(avx2 ${avx2})
-    msa_isa(avx512 ${avx512})
-    msa_isa(avx512bf16 ${avx512} -mavx512vbmi -mavx512bf16)
-elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-    msa_isa(neon -march=armv8-a)
-endif()
+msa_isa(avx2 "x86_64|AMD64" ${avx2})
+msa_isa(avx512 "x86_64|AMD64" ${avx512})
+msa_isa(avx512bf16 "x86_64|AMD64" ${avx512} -mavx512vbmi -mavx512bf16)
+msa_isa(neon "aarch64|arm64" -march=armv8-a)

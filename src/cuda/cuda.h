@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cuda.h - the CUDA backend: what the driver (C) and the kernels' files (.cu) share.
+ *
+ * A call goes: api.c -> driver.c (enter the device, carve the workspace) -> a launcher, found in the table of kernels ->
+ * __global__. A launcher is a host function of a .cu file; its name is the kernel's printed name and the file's name. It
+ * enqueues on a stream and returns the launch's own error; it never allocates, waits or reads device memory.
+ *
+ * A step's lengths live on the device, so every grid is sized from host numbers (capacities, batch, total_q) and surplus
+ * blocks find nothing to do. `prepare` turns the lengths into records in the workspace (struct cuda_step, below):
+ *   requests   [batch]            rows, length and position of each request, cleaned of bad values
+ *   rows       [total_q]          request and position of each row; request -1: padding, not to be read or written
+ *   tiles      [num_tiles]        query_tile consecutive rows of one request each; num_rows 0: an unused slot
+ *   first_step [num_tiles + 1]    index plans: (tile, history page) pairs before each tile
+ *   pages      [lists][total_q][k] attention plans: the distinct visible pages of each list, ascending, then -1
+ * Everything in them is a function of the step alone: no order of arrival decides anything.
+ *
+ * How to add an attention kernel: a file src/cuda/<name>.cu that defines `const struct cuda_attention_kernel <name>`, and
+ * its lines in kernels.inc. Its `plan` sees capacities and says how it wants the step cut; `prepare` may add launches
+ * behind the common ones, `run` gets the same job with the tensors filled in. Device memory of its own is at job->memory,
+ * as many bytes as its plan asked for.
+ */
+#ifndef MSA_CUDA_H
+#define MSA_CUDA_H
+
+#include "../merge_job.h"
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Instruction sets, weakest first. SMXX runs on every GPU from sm_80 on; the others on exactly the one they name. */
+enum cuda_level { LEVEL_SMXX, LEVEL_SM90, NUM_LEVELS };
+
+enum { CUDA_WARP = 32 };
+
+/* ------------------------------------------------------------------------------------------------ prepared steps */
+
+struct cuda_request {
+    int64_t first_position;      /* of first_row; can be negative */
+    int32_t first_row, num_rows; /* of the query tensors */
+    int32_t kv_len;              /* clamped to 0..max_kv_len */
+    int32_t reserved;            /* records are loaded as a whole, so all their bytes are defined */
+};
+
+struct cuda_row {
+    int32_t request;  /* -1: padding */
+    int32_t position; /* cut to -1 .. MAX_POSITION */
+};
+
+struct cuda_tile {
+    int32_t request, first_row, num_rows;
+    int32_t first_position; /* of first_row, cut to +-MAX_POSITION: no row of the tile sees anything else for it */
+};
+enum { MAX_POSITION = 1 << 30 }; /* far above MSA_MAX_KV_LEN */
+
+/* A page that a row sees. The physical page is what the table says; `run` knows the cache's size and checks it. */
+struct cuda_page {
+    int32_t logical, physical; /* -1, -1: none */
+};
+
+/* A prepared step, passed to kernels by value. */
+struct cuda_step {
+    /* Host numbers. */
+    int32_t batch, total_q, max_pages, max_kv_len;
+    int32_t query_tile; /* queries of a tile; 0: no tiles are made */
+    int32_t num_tiles;  /* slots: total_q/query_tile + batch, as each request can end in a partial tile */
+    int32_t lists, topk; /* attention; 0 lists: index */
+    /* The caller's arrays. */
+    const int32_t *cu_seqlens_q, *kv_lens, *cu_seqlens_k, *page_table, *list;
+    int64_t page_table_stride, list_head_stride, list_row_stride; /* bytes */
+    /* Prepared, in the workspace. */
+    struct cuda_request *requests;
+    int32_t *row_end; /* [batch] the first row past the requests 0..b: ascending, so a row's request is found in it */
+    struct cuda_row *rows;
+    int32_t *first_tile; /* [batch + 1] tiles before each request */
+    struct cuda_tile *tiles;
+    int64_t *first_step;
+    struct cuda_page *pages;
+    uint32_t *error; /* the plan's error word; kernels set bits by atomicOr */
+};
+
+typedef cudaError_t cuda_prepare_fn(const struct cuda_step *step, cudaStream_t stream);
+
+/* ------------------------------------------------------------------------------------------------ attention */
+
+/* Format families: rows and columns of the kernel table. Every pair of msa.h has a slot. */
+enum cuda_query { QUERY_E4M3, QUERY_BF16, QUERY_FP16, NUM_QUERIES };
+enum cuda_kv { KV_HALF, KV_E4M3, KV_NVFP4, NUM_KVS }; /* KV_HALF: the query's own 16-bit type */
+
+/* Where results go. Splits are parts of a row's pages; an unsplit run has one. */
+struct cuda_result {
+    msa_dtype dtype; /* BF16, FP16; F32 inside the library */
+    void *out;
+    int64_t out_split_stride, out_row_stride, out_head_stride;
+    float *lse; /* or NULL */
+    int64_t lse_split_stride, lse_row_stride, lse_head_stride;
+    int32_t *counts; /* [total_q, kv_heads] splits in use, or NULL. Splits past it are not written; without counts an empty
+                        row gets out 0 and lse -inf */
+    int64_t counts_row_stride, counts_head_stride;
+};
+
+/* rows: leaves out padding rows, or NULL. after_kernel: the launch before it on the stream wrote the states and triggers
+ * its dependents, so this one may start early and wait on the device. */
+struct cuda_merge {
+    struct merge_job job;
+    const struct cuda_row *rows;
+    bool after_kernel;
+};
+typedef cudaError_t cuda_merge_fn(const struct cuda_merge *merge, cudaStream_t stream);
+
+/* One prefill or decode plan with its step and tensors, passed to kernels by value. */
+struct cuda_attention {
+    struct cuda_step step;
+    msa_attention_desc desc; /* out_dtype and num_lists resolved */
+    msa_attention_args args; /* `run` only; strides resolved. Results go where `result` says */
+    struct cuda_result result;
+    int32_t ratio;         /* query heads a KV head */
+    int32_t num_sms;
+    bool decode;
+    bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
+    cuda_merge_fn *merge;  /* for kernels that merge their own splits */
+    /* What the kernel's plan chooses; before it: one split, query-major, exact, and query_tile 0 in the step. */
+    int32_t num_splits, pages_per_split;
+    size_t memory_bytes;
+    const char *strategy; /* for msa_plan_info */
+    msa_precision precision;
+    void *memory; /* device */
+};
+
+struct cuda_attention_kernel {
+    /* Fills step.query_tile and the choices above from desc, capacities (max_*) and the device. False where desc forces a
+     * strategy that the kernel lacks. Plans with desc.partials hold one page a split and write to job->result. */
+    bool (*plan)(struct cuda_attention *job);
+    cudaError_t (*prepare)(const struct cuda_attention *job, cudaStream_t stream); /* NULL: the common prepare is enough */
+    cudaError_t (*run)(const struct cuda_attention *job, cudaStream_t stream);
+};
+
+/* ------------------------------------------------------------------------------------------------ index, top-k */
+
+enum cuda_index_format { INDEX_BF16, INDEX_E4M3, INDEX_NVFP4, NUM_INDEX_FORMATS };
+
+struct cuda_index {
+    struct cuda_step step;
+    msa_index_desc desc;
+    msa_index_args args; /* strides resolved; scores are never NULL: the caller's, or the workspace's */
+    int32_t num_sms;
+};
+typedef cudaError_t cuda_index_fn(const struct cuda_index *job, cudaStream_t stream);
+
+struct cuda_index_kernel {
+    int32_t (*query_tile)(const struct cuda_index *job); /* queries of a tile, all heads each */
+    bool fast;                                           /* has a `fast` precision */
+    cuda_index_fn *run;                                  /* writes scores, nothing else */
+};
+
+/* Selection from scores. Pages of a row come from `rows` (planned) or from args.valid_pages (stateless). */
+struct cuda_topk {
+    msa_topk_args args;         /* strides resolved */
+    const struct cuda_row *rows; /* or NULL */
+    int32_t *num_valid_pages;    /* or NULL */
+};
+typedef cudaError_t cuda_topk_fn(const struct cuda_topk *job, cudaStream_t stream);
+
+/* ------------------------------------------------------------------------------------------------ rows */
+
+typedef cudaError_t cuda_quantise_fn(const msa_quantise_args *args, cudaStream_t stream);
+typedef cudaError_t cuda_convert_fn(const msa_convert_args *args, cudaStream_t stream);
+typedef cudaError_t cuda_cache_write_fn(const msa_cache_write_args *args, cudaStream_t stream);
+
+/* ------------------------------------------------------------------------------------------------ the table */
+
+/* The architecture that the loaded image of the SMXX kernels was compiled for (90 for sm_90a), without a launch. */
+cudaError_t image_version_smxx(int *version);
+
+struct cuda_kernels {
+    cuda_prepare_fn *prepare;
+    const struct cuda_attention_kernel *prefill[NUM_QUERIES][NUM_KVS], *decode[NUM_QUERIES][NUM_KVS];
+    const struct cuda_index_kernel *index_prefill[NUM_INDEX_FORMATS], *index_decode[NUM_INDEX_FORMATS];
+    cuda_topk_fn *topk;
+    cuda_merge_fn *merge;
+    cuda_quantise_fn *quantise;
+    cuda_convert_fn *convert;
+    cuda_cache_write_fn *cache_write;
+};
+
+/* Some kernels serve several slots, so a declaration can repeat. */
+#define MSA_CUDA_KERNEL(level, type, slot, symbol, operation, formats) extern type symbol;
+#include "../kernels.inc"
+
+#ifdef __cplusplus
+}
+#endif
+#endif

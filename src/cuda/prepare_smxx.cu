@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * prepare_smxx.cu - a step's lengths and lists into the records of struct cuda_step. cuda.h says what they hold,
+ * cpu/requests.c is the definition of how bad lengths are masked.
+ *
+ *   requests  one block     cleans the requests. A request owns the rows that no earlier one has: its first row is the
+ *                           maximum of its begin and all earlier ends, which is a running maximum (a scan), not a loop
+ *   rows      one thread a row (and a list, for attention) finds the row's request, writes the row, the tile that starts
+ *                           with it, and the sorted visible pages of its list
+ *   steps     one block     index plans: adds up the tiles' history pages
+ * Bytes: reads the lists (4k a row and list), writes 8k; a few us of launches for small steps.
+ */
+#include "ptx.cuh"
+
+enum { SCAN_THREADS = 1024, ROW_THREADS = 128 };
+
+/* ------------------------------------------------------------------------------------------------ scans of one block */
+
+struct maximum {
+    static __device__ int32_t of(int32_t a, int32_t b) { return a > b ? a : b; }
+};
+struct sum {
+    template <typename T> static __device__ T of(T a, T b) { return a + b; }
+};
+
+/* Exclusive scan over the block's threads, starting from 0; *total is that of all. Every thread calls it. */
+template <typename OP, typename T> static __device__ T block_scan(T x, T *total)
+{
+    __shared__ T warp_total[SCAN_THREADS / CUDA_WARP];
+    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP;
+    for (int d = 1; d < CUDA_WARP; d *= 2) {
+        T y = __shfl_up_sync(~0u, x, d);
+        x = lane >= d ? OP::of(x, y) : x;
+    }
+    __syncthreads(); /* of the call before this one, all have read */
+    if (lane == CUDA_WARP - 1)
+        warp_total[warp] = x;
+    T before = __shfl_up_sync(~0u, x, 1);
+    before = lane ? before : 0;
+    __syncthreads();
+    T all = 0;
+    for (int w = 0; w < SCAN_THREADS / CUDA_WARP; w++) {
+        if (w == warp)
+            before = OP::of(all, before);
+        all = OP::of(all, warp_total[w]);
+    }
+    *total = all;
+    return before;
+}
+
+/* ------------------------------------------------------------------------------------------------ requests */
+
+/* A request as given. */
+struct lengths {
+    int64_t begin, end, kv_len;
+};
+
+static __device__ lengths read_lengths(const cuda_step &step, int b)
+{
+    lengths l = {step.cu_seqlens_q[b], step.cu_seqlens_q[b + 1], 0};
+    l.kv_len = step.kv_lens ? step.kv_lens[b] : (int64_t)step.cu_seqlens_k[b + 1] - step.cu_seqlens_k[b];
+    return l;
+}
+
+static __device__ uint32_t length_errors(const cuda_step &step, const lengths &l, int64_t taken)
+{
+    uint32_t error = l.begin < taken || l.end < l.begin || l.end > step.total_q || l.kv_len < 0 ? MSA_ERROR_BIT_LENGTHS : 0;
+    return error | (l.kv_len > step.max_kv_len ? MSA_ERROR_BIT_CAPACITY : 0);
+}
+
+static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda_step step)
+{
+    int32_t taken = 0, tiles = 0; /* by the requests of earlier rounds */
+    uint32_t error = 0;
+    if (threadIdx.x == 0 && (step.cu_seqlens_q[0] != 0 || (step.cu_seqlens_k && step.cu_seqlens_k[0] != 0)))
+        error = MSA_ERROR_BIT_LENGTHS;
+    for (int64_t round = 0; round < step.batch; round += SCAN_THREADS) {
+        int64_t b = round + threadIdx.x;
+        bool valid = b < step.batch;
+        lengths l = valid ? read_lengths(step, (int)b) : lengths{0, 0, 0};
+        int32_t stop = (int32_t)(l.end < step.total_q ? l.end : step.total_q); /* negative is fine: taken is at least 0 */
+        int32_t all, before = block_scan<maximum>(stop, &all);
+        before = before > taken ? before : taken; /* rows taken before this request */
+        int64_t first = l.begin > before ? l.begin : before;
+        int32_t rows = stop > first ? (int32_t)(stop - first) : 0;
+        int32_t own_tiles = step.query_tile ? (rows + step.query_tile - 1) / step.query_tile : 0;
+        int32_t all_tiles, tiles_before = block_scan<sum>(own_tiles, &all_tiles);
+        if (valid) {
+            error |= length_errors(step, l, before);
+            int64_t kv_len = l.kv_len < 0 ? 0 : l.kv_len < step.max_kv_len ? l.kv_len : step.max_kv_len;
+            step.requests[b] = cuda_request{l.kv_len - (l.end - l.begin) + (first - l.begin), (int32_t)first, rows, (int32_t)kv_len, 0};
+            step.row_end[b] = before > stop ? before : stop;
+            if (step.query_tile)
+                step.first_tile[b + 1] = tiles + tiles_before + own_tiles;
+        }
+        taken = taken > all ? taken : all;
+        tiles += all_tiles;
+    }
+    if (step.query_tile && threadIdx.x == 0)
+        step.first_tile[0] = 0;
+    error = __reduce_or_sync(~0u, error);
+    __shared__ uint32_t all_errors;
+    if (threadIdx.x == 0)
+        all_errors = 0;
+    __syncthreads();
+    if (threadIdx.x % CUDA_WARP == 0 && error)
+        atomicOr(&all_errors, error);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *step.error = all_errors; /* also clears the word */
+}
+
+/* ------------------------------------------------------------------------------------------------ rows */
+
+/* The first request whose rows, with those before it, end past this row. -1: none. */
+static __device__ int32_t find_request(const cuda_step &step, int32_t row)
+{
+    int32_t low = 0, high = step.batch;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (step.row_end[middle] > row)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low < step.batch && step.requests[low].first_row <= row ? low : -1;
+}
+
+static __device__ int32_t cut_position(int64_t position, int32_t low)
+{
+    return (int32_t)(position < low ? low : position < MAX_POSITION ? position : MAX_POSITION);
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step step)
+{
+    int64_t row = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+    if (row >= step.total_q)
+        return;
+    int32_t b = find_request(step, (int32_t)row);
+    /* Slots past the last tile are empty. There are no more slots than rows. */
+    if (step.query_tile && row < step.num_tiles && row >= step.first_tile[step.batch])
+        step.tiles[row] = cuda_tile{-1, 0, 0, 0};
+    if (b < 0) {
+        step.rows[row] = cuda_row{-1, -1};
+        return;
+    }
+    cuda_request request = step.requests[b];
+    int32_t i = (int32_t)row - request.first_row;
+    int64_t position = request.first_position + i;
+    step.rows[row] = cuda_row{b, cut_position(position, -1)};
+    if (step.query_tile && i % step.query_tile == 0) {
+        int32_t left = request.num_rows - i;
+        step.tiles[step.first_tile[b] + i / step.query_tile] =
+            cuda_tile{b, (int32_t)row, left < step.query_tile ? left : step.query_tile, cut_position(position, -MAX_POSITION)};
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ lists */
+
+/* A warp a list of a row, a lane an id. An id's place is the number of smaller ones; of equal ones the first lane's stays. */
+static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
+{
+    int lane = threadIdx.x % CUDA_WARP;
+    int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / CUDA_WARP) + threadIdx.x / CUDA_WARP, list = blockIdx.y;
+    if (row >= step.total_q)
+        return;
+    cuda_row where = step.rows[row];
+    if (where.request < 0)
+        return;
+    int32_t id = -1;
+    if (lane < step.topk)
+        id = ((const int32_t *)((const char *)step.list + list * step.list_head_stride + row * step.list_row_stride))[lane];
+    if (__any_sync(~0u, id < -1 || id >= step.max_pages)) {
+        if (lane == 0)
+            atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
+        id = id < -1 || id >= step.max_pages ? -1 : id;
+    }
+    int32_t first_key = id * MSA_PAGE_SIZE; /* below 2^20 */
+    bool visible = id >= 0 && first_key <= where.position && first_key < step.requests[where.request].kv_len;
+    uint32_t same = __match_any_sync(~0u, visible ? id : -1);
+    visible &= __ffs((int)same) - 1 == lane;
+    int place = 0;
+    for (int other = 0; other < step.topk; other++) {
+        int32_t theirs = __shfl_sync(~0u, visible ? id : INT32_MAX, other);
+        place += theirs < id;
+    }
+    int count = __popc(__ballot_sync(~0u, visible));
+    cuda_page *pages = step.pages + (list * step.total_q + row) * step.topk;
+    if (visible) {
+        const char *table = (const char *)step.page_table + where.request * step.page_table_stride;
+        pages[place] = cuda_page{id, ((const int32_t *)table)[id]};
+    }
+    if (lane >= count && lane < step.topk)
+        pages[lane] = cuda_page{-1, -1};
+}
+
+/* ------------------------------------------------------------------------------------------------ steps */
+
+static __global__ void __launch_bounds__(SCAN_THREADS) add_steps(const cuda_step step)
+{
+    int64_t before = 0;
+    for (int64_t round = 0; round < step.num_tiles; round += SCAN_THREADS) {
+        int64_t i = round + threadIdx.x, pages = 0;
+        if (i < step.num_tiles) {
+            cuda_tile tile = step.tiles[i];
+            int64_t last = (int64_t)tile.first_position + tile.num_rows - 1;
+            pages = tile.num_rows == 0 || last < 0 ? 0 : last / MSA_PAGE_SIZE;
+            pages = pages < step.max_pages ? pages : step.max_pages;
+        }
+        int64_t all, in_round = block_scan<sum>(pages, &all);
+        if (i < step.num_tiles)
+            step.first_step[i + 1] = before + in_round + pages;
+        before += all;
+    }
+    if (threadIdx.x == 0)
+        step.first_step[0] = 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ launchers */
+
+cudaError_t prepare_smxx(const struct cuda_step *step, cudaStream_t stream)
+{
+    cudaError_t error = launch(clean_requests, 1, SCAN_THREADS, 0, false, stream, *step);
+    if (!error)
+        error = launch(write_rows, grid_blocks(step->total_q, ROW_THREADS), ROW_THREADS, 0, false, stream, *step);
+    if (!error && step->lists)
+        error = launch(write_pages, dim3(grid_blocks(step->total_q, ROW_THREADS / CUDA_WARP), (unsigned)step->lists), ROW_THREADS, 0,
+                       false, stream, *step);
+    if (!error && step->first_step)
+        error = launch(add_steps, 1, SCAN_THREADS, 0, false, stream, *step);
+    return error;
+}
+
+cudaError_t image_version_smxx(int *version)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, clean_requests);
+    *version = error ? 0 : attributes.binaryVersion;
+    return error;
+}
