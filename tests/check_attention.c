@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * check_attention.c - prefill and decode: every pair of formats, ratio, list length, layout and kind of batch.
+ */
+#include "checkkernel.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char *op_name(const attention_spec *s)
+{
+    return s->decode ? "decode" : "prefill";
+}
+
+static attention_spec pair_spec(int pair, bool decode)
+{
+    format_pair formats = attention_pairs[pair];
+    return (attention_spec){
+        .q_dtype = formats.q, .kv_dtype = formats.kv, .decode = decode, .q_heads = 4, .kv_heads = 2};
+}
+
+static bool begin(harness *h, const attention_spec *s, const char *what, int number)
+{
+    return test_begin(h, op_name(s), "%s-%s/%s-%d", format_name(s->q_dtype), format_name(s->kv_dtype), what, number);
+}
+
+static void test(harness *h, const attention_spec *s, const char *what, int number)
+{
+    if (!begin(h, s, what, number))
+        return;
+    attention_test(h, s);
+    test_end(h);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- sweeps */
+
+/* The problem that --bench times. */
+static void check_typical(harness *h, int pair, bool decode)
+{
+    attention_spec s = pair_spec(pair, decode);
+    s.q_heads = 16;
+    s.requests =
+        decode ? batch_of(3, LENGTHS(1, 2, 1), LENGTHS(700, 513, 130)) : batch_of(1, LENGTHS(20), LENGTHS(900));
+    s.topk = 4;
+    if (!begin(h, &s, "typical", 0))
+        return;
+    attention_case *c = attention_new(h, &s);
+    c->t.timed = true;
+    trial_run(h, &c->t);
+    attention_free(c);
+    test_end(h);
+}
+
+static void check_ratios(harness *h)
+{
+    for (int ratio = 1; ratio <= 16; ratio++) {
+        attention_spec s = pair_spec(ratio % NUM_ATTENTION_PAIRS, ratio % 3 == 0);
+        s.kv_heads = 1 + ratio % 2;
+        s.q_heads = ratio * s.kv_heads;
+        s.topk = 3;
+        s.requests = batch_of(2, LENGTHS(7, 2), LENGTHS(260, 2));
+        test(h, &s, "ratio", ratio);
+    }
+}
+
+static void check_list_lengths(harness *h)
+{
+    for (int k = 1; k <= MSA_MAX_TOPK; k++) {
+        attention_spec s = pair_spec(k % NUM_ATTENTION_PAIRS, k % 2);
+        s.topk = k;
+        s.kv_heads = 1;
+        s.q_heads = 3;
+        s.requests = batch_of(1, LENGTHS(2), LENGTHS(128 * (k + 1) + k));
+        s.list = k % 3 ? NULL : list_all_pages;
+        test(h, &s, "topk", k);
+    }
+}
+
+static void check_layouts(harness *h, int pair)
+{
+    static const cache_layout layouts[] = {CACHE_DENSE, CACHE_GAPS, CACHE_PACKED, CACHE_TOKEN_MAJOR, CACHE_SLOTS};
+    for (int i = 0; i < 10; i++) {
+        attention_spec s = pair_spec(pair, (pair + i) % 3 == 0);
+        s.cache_layout = layouts[i % 5];
+        s.quad = i >= 5;
+        if (s.kv_dtype != MSA_NVFP4 && (s.cache_layout == CACHE_SLOTS || s.quad))
+            continue;
+        s.q_layout = (row_layout)((pair + i) % 3);
+        s.out_layout = (row_layout)((pair + i / 2) % 3);
+        s.list_layout = (row_layout)((pair + i / 3) % 3);
+        s.lists = 1 + i % 2;
+        s.scaled = i % 2;
+        s.topk = 3;
+        s.requests = batch_of(2, LENGTHS(4, 3), LENGTHS(140, 300));
+        s.requests.table_gap = 3 * (i % 2);
+        test(h, &s, "layout", i);
+    }
+}
+
+/* Ragged batches: empty requests anywhere, nothing to see, more new tokens than keys, padding rows, shared pages. */
+static void check_batches(harness *h, int pair)
+{
+    static const struct {
+        int32_t batch, q_lens[8], kv_lens[8], padding;
+    } batches[] = {
+        {1, {0}, {0}, 0},
+        {3, {0, 0, 0}, {0, 200, 0}, 0},
+        {4, {1, 1, 1, 1}, {0, 0, 0, 0}, 0},
+        {5, {0, 3, 0, 0, 5}, {0, 130, 64, 0, 257}, 0},
+        {3, {5, 4, 3}, {2, 0, 3}, 2},
+        {6, {1, 33, 0, 2, 1, 17}, {128, 160, 5, 129, 1, 400}, 7},
+        {2, {129, 1}, {129, 127}, 1},
+        {8, {1, 2, 3, 4, 5, 6, 7, 9}, {127, 128, 129, 256, 257, 258, 383, 384}, 0},
+    };
+    for (int i = 0; i < (int)(sizeof batches / sizeof batches[0]); i++)
+        for (int decode = 0; decode < 2; decode++) {
+            attention_spec s = pair_spec(pair, decode);
+            s.kv_heads = 1;
+            s.q_heads = 2;
+            s.topk = 4;
+            s.without_lse = (i + pair) % 3 == 0;
+            s.requests = batch_of(batches[i].batch, batches[i].q_lens, batches[i].kv_lens);
+            s.requests.padding_rows = batches[i].padding;
+            s.requests.by_offsets = (i + pair) % 2;
+            s.requests.share_pages = (i + pair) % 4 > 1;
+            if (i == 5)
+                s.requests.max_kv_len = 1500;
+            test(h, &s, "batch", i);
+        }
+}
+
+static void check_partials(harness *h, int pair)
+{
+    for (int i = 0; i < 3; i++) {
+        attention_spec s = pair_spec(pair, i == 1);
+        s.partials = true;
+        s.topk = 4;
+        s.out_layout = (row_layout)i;
+        s.out_dtype = i == 2 ? MSA_FP16 : i == 1 ? MSA_BF16 : MSA_DTYPE_DEFAULT;
+        s.requests = batch_of(3, LENGTHS(3, 0, 4), LENGTHS(400, 10, 2));
+        s.requests.padding_rows = 1;
+        test(h, &s, "partials", i);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- random problems */
+
+static attention_spec random_spec(random_stream *r, int pair, int32_t *q_lens, int32_t *kv_lens)
+{
+    attention_spec s = pair_spec(pair, random_chance(r, 0.4));
+    s.kv_heads = random_between(r, 1, 3);
+    s.q_heads = s.kv_heads * random_between(r, 1, 6);
+    s.lists = random_chance(r, 0.5) ? s.kv_heads : 1;
+    s.topk = random_between(r, 1, 6);
+    s.sm_scale = random_chance(r, 0.3) ? 0.02f + 0.01f * (float)random_below(r, 20) : 0;
+    s.out_dtype = (msa_dtype)(random_chance(r, 0.5) ? 0 : random_chance(r, 0.5) ? MSA_BF16 : MSA_FP16);
+    s.without_lse = random_chance(r, 0.2);
+    s.scaled = random_chance(r, 0.5);
+    s.partials = random_chance(r, 0.15) && !s.without_lse;
+    s.q_layout = (row_layout)random_below(r, 3);
+    s.out_layout = (row_layout)random_below(r, 3);
+    s.list_layout = (row_layout)random_below(r, 3);
+    s.cache_layout = (cache_layout)random_below(r, s.kv_dtype == MSA_NVFP4 ? 5 : 4);
+    s.quad = s.kv_dtype == MSA_NVFP4 && random_chance(r, 0.5);
+    s.poison = random_chance(r, 0.5) ? 0xFF : 0x7E;
+    s.requests = batch_of(random_between(r, 1, 4), q_lens, kv_lens);
+    s.requests.padding_rows = random_below(r, 3);
+    s.requests.by_offsets = random_chance(r, 0.5);
+    s.requests.share_pages = random_chance(r, 0.3);
+    s.requests.table_gap = random_below(r, 3);
+    s.requests.max_kv_len = random_chance(r, 0.3) ? 2000 : 0;
+    for (int32_t i = 0; i < s.requests.batch; i++) {
+        q_lens[i] = random_chance(r, 0.15) ? 0 : random_between(r, 1, s.decode ? 5 : 24);
+        kv_lens[i] = random_chance(r, 0.1) ? random_below(r, 4) : random_between(r, 1, 700);
+    }
+    return s;
+}
+
+static void check_random(harness *h, int pair, int number)
+{
+    int32_t q_lens[4], kv_lens[4];
+    random_stream random = random_new(h->options.seed, (uint32_t)(1000 * pair + number));
+    attention_spec s = random_spec(&random, pair, q_lens, kv_lens);
+    test(h, &s, "random", number);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- twins */
+
+static void compare_cases(harness *h, const attention_case *a, const attention_case *b, const char *what)
+{
+    for (int i = 0; i < a->t.num_outputs; i++)
+        if (memcmp(a->t.outputs[i].region->data, b->t.outputs[i].region->data, a->t.outputs[i].region->bytes))
+            test_fail(h, "%s: %s changed", what, a->t.outputs[i].name);
+}
+
+/* The bytes that no row may see do not matter: NaN, or large finite numbers. */
+static void check_poison(harness *h, int pair, bool decode)
+{
+    attention_spec s = pair_spec(pair, decode);
+    s.topk = 3;
+    s.requests = batch_of(3, LENGTHS(3, 1, 2), LENGTHS(130, 13, 391));
+    s.requests.padding_rows = 2;
+    if (!begin(h, &s, "poison", 0))
+        return;
+    attention_case *nan = attention_new(h, &s);
+    s.poison = 0x7E;
+    attention_case *large = attention_new(h, &s);
+    for (int i = 0; i < h->num_levels; i++) {
+        trial_run_once(h, &nan->t, h->levels[i].one);
+        trial_run_once(h, &large->t, h->levels[i].one);
+        compare_cases(h, nan, large, h->levels[i].isa);
+    }
+    attention_free(nan);
+    attention_free(large);
+    test_end(h);
+}
+
+/* LSE left out or not, the output is the same. */
+static void check_optional_lse(harness *h, int pair, bool decode)
+{
+    attention_spec s = pair_spec(pair, decode);
+    s.topk = 3;
+    s.requests = batch_of(2, LENGTHS(2, 3), LENGTHS(200, 300));
+    if (!begin(h, &s, "optional-lse", 0))
+        return;
+    attention_case *with = attention_new(h, &s);
+    s.without_lse = true;
+    attention_case *without = attention_new(h, &s);
+    for (int i = 0; i < h->num_levels; i++) {
+        trial_run_once(h, &with->t, h->levels[i].one);
+        trial_run_once(h, &without->t, h->levels[i].one);
+        compare_cases(h, without, with, h->levels[i].isa);
+    }
+    attention_free(with);
+    attention_free(without);
+    test_end(h);
+}
+
+/* -------------------------------------------------------------------------------------------- partials and combine */
+
+/* What the rounding of the partial outputs may add: half an ulp of each, weighted. */
+static double partials_bound(const oracle_state *states, int count, double lse, msa_dtype dtype, int d)
+{
+    double bound = 0, half_ulp = dtype == MSA_FP16 ? 0x1p-11 : 0x1p-8;
+    for (int i = 0; i < count; i++)
+        bound += exp(states[i].lse - lse) * (fabs(states[i].out[d]) * half_ulp + states[i].out_bound[d]);
+    return bound;
+}
+
+static void combine_partials(harness *h, const attention_case *c, msa_context *context, msa_dtype dtype)
+{
+    const attention_spec *s = &c->spec;
+    int64_t rows = c->b.total_q;
+    arena results = {0};
+    uint8_t *out = arena_region(&results, (size_t)(rows * s->q_heads * MSA_HEAD_DIM) * 2, 16)->data;
+    float *lse = (float *)(void *)arena_region(&results, (size_t)(rows * s->q_heads) * sizeof *lse, 16)->data;
+    msa_combine_args a = MSA_COMBINE_ARGS_INIT;
+    a.num_splits = s->topk;
+    a.rows = rows;
+    a.num_q_heads = s->q_heads;
+    a.num_kv_heads = s->kv_heads;
+    a.o_partial_dtype = dtype;
+    a.o_partial = c->args.o_partial;
+    a.lse_partial = c->args.lse_partial;
+    a.split_counts = c->args.split_counts;
+    a.out = out;
+    a.lse = lse;
+    CHECK_OK(h, msa_combine(context, &a, NULL));
+    for (int64_t row = 0; row < rows; row++)
+        for (int32_t head = 0; head < s->q_heads; head++) {
+            oracle_state direct, states[MSA_MAX_TOPK];
+            oracle_attention_row(&c->desc, &c->step, &c->args, row, head, &direct);
+            int count = oracle_attention_partials(&c->desc, &c->step, &c->args, row, head, states);
+            for (int d = 0; d < MSA_HEAD_DIM; d++) {
+                double x = oracle_value(dtype, out + ((row * s->q_heads + head) * MSA_HEAD_DIM + d) * 2);
+                if (!is_near(dtype, x, direct.out[d], partials_bound(states, count, direct.lse, dtype, d) + 1e-6))
+                    test_fail(h, "out[row %lld, head %d, %d] = %g, direct %g", (long long)row, head, d, x,
+                              direct.out[d]);
+            }
+            double x = (double)lse[row * s->q_heads + head];
+            if (!is_near(MSA_F32, x, direct.lse, direct.lse_bound + 1e-6))
+                test_fail(h, "lse[row %lld, head %d] = %g, direct %g", (long long)row, head, x, direct.lse);
+        }
+    arena_free(&results);
+}
+
+static void check_combined(harness *h, int pair, bool decode)
+{
+    attention_spec s = pair_spec(pair, decode);
+    s.partials = true;
+    s.topk = 5;
+    s.requests = batch_of(2, LENGTHS(3, 4), LENGTHS(600, 2));
+    if (!begin(h, &s, "partials-combined", 0))
+        return;
+    attention_case *c = attention_new(h, &s);
+    for (int i = 0; i < h->num_levels; i++) {
+        trial_run_once(h, &c->t, h->levels[i].one);
+        combine_partials(h, c, h->levels[i].one, s.q_dtype == MSA_FP16 ? MSA_FP16 : MSA_BF16);
+    }
+    attention_free(c);
+    test_end(h);
+}
+
+void check_attention(harness *h)
+{
+    int randoms = h->options.quick ? 1 : 12;
+    for (int pair = 0; pair < NUM_ATTENTION_PAIRS; pair++) {
+        for (int decode = 0; decode < 2; decode++) {
+            check_typical(h, pair, decode);
+            check_poison(h, pair, decode);
+            check_optional_lse(h, pair, decode);
+            check_combined(h, pair, decode);
+        }
+        check_layouts(h, pair);
+        check_batches(h, pair);
+        check_partials(h, pair);
+        for (int i = 0; i < randoms; i++)
+            check_random(h, pair, i);
+    }
+    check_ratios(h);
+    check_list_lengths(h);
+}

@@ -1,0 +1,595 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Drives `msa make` and `msa bench` of the built tool: test_bench.py MSA.
+
+Made cases are the same whatever the number of threads, agree with double precision in every format, and select pages
+by the rules of their pattern. Results have every field, count work by the formulas of the contract, are set against the
+peaks rightly and repeat by their own command; suites have the lengths of the table; what makes no sense gets one line
+and status 2.
+"""
+import csv
+import io
+import itertools
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+
+import casefile
+
+TOOL = os.path.abspath(sys.argv[1])
+TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "prefill_cases_128.csv")
+FOLDER = tempfile.TemporaryDirectory()
+TIMEOUT = 300
+PAGE = 128
+
+FIELDS = """op format pattern batch total_q kv_len q_heads kv_heads index_heads threads isa device kernel strategy
+precision median_us p10_us p90_us spread gflops gbps peak_gflops peak_gbps bound floor_us peak_fraction""".split()
+MEMORY_BOUND = {"topk", "combine", "quantise"}  # and the index of decode
+
+counts = {"passed": 0, "failed": 0, "skipped": 0}
+
+
+def test(name, function, *arguments):
+    try:
+        function(*arguments)
+        counts["passed"] += 1
+        print("ok - " + name)
+    except Exception:
+        counts["failed"] += 1
+        print("not ok - " + name)
+        print("".join("# " + line + "\n" for line in traceback.format_exc().splitlines()), end="")
+    sys.stdout.flush()
+
+
+def skip(name, reason):
+    counts["skipped"] += 1
+    print("ok - %s # SKIP %s" % (name, reason))
+
+
+def run(*arguments):
+    return subprocess.run([TOOL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT,
+                          text=True)
+
+
+def msa(*arguments):
+    """Runs the tool, requires status 0 and returns stdout."""
+    done = run(*arguments)
+    assert done.returncode == 0, "status %d: msa %s\n%s%s" % (done.returncode, " ".join(arguments), done.stdout,
+                                                              done.stderr)
+    return done.stdout
+
+
+def refused(word, *arguments):
+    done = run(*arguments)
+    assert done.returncode == 2, "status %d, expected 2: %s%s" % (done.returncode, done.stdout, done.stderr)
+    assert done.stderr.startswith("msa: ") and done.stderr.count("\n") == 1, "no single line: " + done.stderr
+    assert not done.stdout, "stdout: " + done.stdout
+    assert word in done.stderr, "'%s' is not in: %s" % (word, done.stderr)
+
+
+def bench(*arguments):
+    """Results as a list of dictionaries, from one call of each."""
+    return json.loads(msa("bench", *arguments, "--run-once", "--json", "-"))
+
+
+def path(name):
+    return os.path.join(FOLDER.name, name)
+
+
+def make(*arguments, name="case"):
+    msa("make", "-o", path(name), *arguments)
+    return casefile.read(path(name))
+
+
+def read_bytes(name):
+    with open(path(name), "rb") as file:
+        return file.read()
+
+
+# ---- made cases
+
+SMALL = "--q-heads 4 --kv-heads 2".split()
+SHAPES = {
+    "prefill": SMALL + "--batch 2 --queries 9 --prefix 2500".split(),
+    "decode": SMALL + "--batch 3 --context 3000 --new 2".split(),
+    "layer": SMALL + "--index-heads 2 --batch 2 --queries 9 --prefix 2500".split(),
+    "index": "--index-heads 2 --batch 2 --queries 9 --prefix 2500".split(),
+}
+ATTENTION_FORMATS = "bf16 fp16 q8kv8 q8kv4 bf16kv8 bf16kv4 fp16kv8 fp16kv4".split()
+INDEX_FORMATS = "bf16 fp8 nvfp4".split()
+
+
+def check_made(op, *options):
+    arguments = ["--op", op, *SHAPES[op], *options, "--with-expected"]
+    make(*arguments, "--threads", "1", name="one")
+    make(*arguments, "--threads", "2", name="two")
+    assert read_bytes("one") == read_bytes("two"), "the file depends on the number of threads"
+    make(*arguments, "--seed", "1", name="seed")
+    assert read_bytes("one") != read_bytes("seed"), "the seed changes nothing"
+    assert msa("check", path("one"), path("seed")).count("ok ") == 2
+
+
+def e4m3(code):
+    exponent, mantissa = code >> 3 & 15, code & 7
+    magnitude = mantissa / 512 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    return -magnitude if code & 128 else magnitude
+
+
+def check_values():
+    """Standard normal values; NVFP4 blocks use their whole range."""
+    case = make("--format", "q8kv4", *SMALL, "--queries", "64", "--prefix", "1000")
+    q = [e4m3(code) for code in case["q"].data]
+    mean = sum(q) / len(q)
+    variance = sum(x * x for x in q) / len(q)
+    assert abs(mean) < 0.02 and abs(variance - 1) < 0.03, (mean, variance)
+    codes = case["k"].data
+    for block in range(0, len(codes), 8):
+        largest = max(max(byte & 7, byte >> 4 & 7) for byte in codes[block:block + 8])
+        assert largest == 7, "block %d has no code of 6, the largest is %d" % (block // 8, largest)
+    assert case["k"].data != case["v"].data
+
+
+def check_tables():
+    case = make("--op", "decode", *SMALL, "--batch", "5", "--context", "1000", "--new", "1")
+    pages = case["page_table"].numbers()
+    assert sorted(pages) == list(range(case["k"].shape[0])), "no permutation of the pool"
+    assert pages != sorted(pages), "pages lie in order"
+
+
+def lists_of(case, heads):
+    """For each list and query: (own page, ids without the -1 tail)."""
+    k, starts, lens = int(case.metadata["topk"]), case["cu_seqlens_q"].numbers(), case["kv_lens"].numbers()
+    ids, result = case["topk"].numbers(), []
+    for head in range(heads):
+        rows = []
+        for b, length in enumerate(lens):
+            for i in range(starts[b], starts[b + 1]):
+                own = (length - (starts[b + 1] - i)) // PAGE
+                row = ids[(head * starts[-1] + i) * k:(head * starts[-1] + i + 1) * k]
+                used = [x for x in row if x >= 0]
+                assert used + [-1] * (k - len(used)) == row, "-1 before an id"
+                assert used == sorted(set(used)) and used[-1] == own, "not ascending, or without the own page"
+                assert len(used) == min(k, own + 1), "%d ids at page %d" % (len(used), own)
+                rows.append((own, used))
+        result.append(rows)
+    return result
+
+
+def make_lists(pattern, k, *options):
+    return lists_of(make("--pattern", pattern, "--k", str(k), "--q-heads", "2", "--kv-heads", "2", *options), 2)
+
+
+def check_even():
+    for k in 16, 5, 1:
+        for own, ids in make_lists("even", k, "--queries", "3000", "--prefix", "0")[0]:
+            expected = list(range(own + 1)) if own < k else [s * own // (k - 1) for s in range(k - 1)] + [own]
+            assert ids == expected, (k, own, ids)
+
+
+def check_clustered():
+    rows = make_lists("clustered", 16, "--queries", "1000", "--prefix", "100000")
+    assert rows[0] != rows[1], "both KV heads have the same lists"
+    kept = total = 0
+    for (_, before), (_, after) in zip(rows[0], rows[0][1:]):
+        kept += len(set(before[:-1]) & set(after))
+        total += len(before) - 1
+    assert abs(kept / total - 0.9) < 0.01, kept / total
+    # From the first query with a choice on, which keeps of the pages that all queries before it saw.
+    rows = make_lists("clustered", 16, "--queries", "400", "--prefix", "1900")[0]
+    first = next(i for i, (own, _) in enumerate(rows) if own >= 16)
+    assert len(set(rows[first - 1][1]) & set(rows[first][1])) >= 9
+
+
+def check_scattered():
+    rows = make_lists("scattered", 16, "--queries", "1000", "--prefix", "100000")
+    assert rows[0] != rows[1], "both KV heads have the same lists"
+    kept = sum(len(set(a[:-1]) & set(b[:-1])) for (_, a), (_, b) in zip(rows[0], rows[0][1:])) / len(rows[0])
+    assert kept < 0.6, "%.2f pages in common, expected 15*15/781 = 0.29" % kept
+    seen = set(itertools.chain(*(ids for _, ids in rows[0])))
+    assert len(seen) > 770, "draws reach %d of 781 pages" % len(seen)
+
+
+def check_shared():
+    case = make("--op", "decode", "--pattern", "shared", *SMALL, "--batch", "4", "--context", "50000", "--new", "8")
+    for rows in lists_of(case, 2):
+        for request in range(4):
+            ids = [set(used) for _, used in rows[8 * request:8 * request + 8]]
+            common = set.intersection(*ids)
+            assert len(common) == 14, "%d pages are common" % len(common)
+            assert len(set.union(*ids)) > 24, "the other two are hardly drawn"
+
+
+# ---- results
+
+TINY = {
+    "prefill": "--q-heads 2 --kv-heads 1 --queries 5 --prefix 3000".split(),
+    "decode": "--q-heads 2 --kv-heads 1 --batch 3 --context 3000 --new 2 --footprint 8".split(),
+    "index": "--index-heads 2 --queries 5 --prefix 3000".split(),
+    "layer": "--q-heads 2 --kv-heads 2 --index-heads 2 --queries 5 --prefix 3000".split(),
+    "topk": "--rows 3 --pages 500".split(),
+    "combine": "--queries 4 --q-heads 2 --splits 3 --footprint 1".split(),
+    "quantise": "--rows 10 --kv-heads 2 --footprint 1".split(),
+}
+
+
+def close(a, b):
+    return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+
+
+def check_result(result):
+    for field in FIELDS:
+        assert field in result, field + " is missing"
+    assert result["p10_us"] <= result["median_us"] <= result["p90_us"] and result["median_us"] > 0
+    assert close(result["spread"], (result["p90_us"] - result["p10_us"]) / result["median_us"])
+    assert result["prepare_run_us"] >= result["median_us"] * 0.999
+    assert close(result["gflops"], result["flops"] / result["median_us"] * 1e-3)
+    assert close(result["gbps"], result["bytes"] / result["median_us"] * 1e-3)
+    memory = result["op"] in MEMORY_BOUND or (result["op"] == "index" and result["decode"])
+    assert result["bound"] == ("memory" if memory else "compute")
+    rate, peak = ("gbps", "peak_gbps") if memory else ("gflops", "peak_gflops")
+    assert result[rate] > 0 and result[peak] > 0
+    assert close(result["peak_fraction"], result[rate] / result[peak])
+    assert close(result["floor_us"], result["peak_fraction"] * result["median_us"])
+    assert result["threads"] >= 1 and result["isa"] and result["device"]
+
+
+def check_repeat(result):
+    """The command of a result gives the same work."""
+    arguments = result["command"].split()
+    assert arguments[0] == "msa" and arguments[-1] == "--run-once"
+    again, = json.loads(msa(*arguments[1:], "--json", "-"))
+    assert again["work"] == result["work"] and again["command"] == result["command"]
+    assert again["flops"] == result["flops"] and again["bytes"] == result["bytes"]
+
+
+def check_op(op, *options):
+    results = bench(op, *TINY[op], *options)
+    for result in results:
+        assert result["op"] == op
+        check_result(result)
+    check_repeat(results[-1])
+
+
+def attention_flops(q_heads, k, positions):
+    return 4 * 128 * q_heads * sum((min(k, p // PAGE + 1) - 1) * PAGE + p % PAGE + 1 for p in positions)
+
+
+def index_flops(heads, positions):
+    return 2 * 128 * 128 * heads * sum(p // PAGE for p in positions)
+
+
+def check_work():
+    result, = bench("prefill", "--q-heads", "6", "--kv-heads", "2", "--queries", "5", "--prefix", "2100", "--k", "7")
+    assert result["flops"] == attention_flops(6, 7, range(2100, 2105))
+    assert (result["batch"], result["total_q"], result["kv_len"]) == (1, 5, 2105)
+    index = "index --index-heads 3 --queries 200 --prefix 100 --batch 2 --format fp8".split()
+    result, = bench(*index)
+    positions = list(range(100, 300)) * 2
+    assert result["flops"] == index_flops(3, positions)
+    pages, scores = 2 * (299 // PAGE), sum(p // PAGE for p in positions)
+    assert result["bytes"] == pages * PAGE * 128 + 400 * 3 * 128 + 3 * scores * 4 + 400 * 3 * 16 * 4
+    scores_only, = bench(*index, "--scores-only")
+    assert scores_only["bytes"] == result["bytes"] - 400 * 3 * 16 * 4 and scores_only["flops"] == result["flops"]
+    # Two new tokens, lists of 4 of which 2 are common: 6 distinct pages a head.
+    result, = bench(*"decode --format q8kv4 --q-heads 4 --kv-heads 2 --batch 1 --context 90000 --new 2 --k 4".split(),
+                    "--footprint", "0")
+    pages = (result["bytes"] - 2 * 4 * (128 + 256) - 2 * 2 * 4 * 4) / (2 * PAGE * 72)
+    assert pages == 2 * 6, pages
+    result, = bench("layer", *TINY["layer"])
+    assert result["flops"] == attention_flops(2, 16, range(3000, 3005)) + index_flops(2, range(3000, 3005))
+    rows = "quantise --rows 10 --kv-heads 2 --footprint 0".split()
+    result, = bench(*rows, "--format", "nvfp4")
+    assert result["bytes"] == 10 * 2 * (256 + 72)
+    result, = bench(*rows, "--format", "fp8", "--cache")
+    assert result["bytes"] == 2 * 10 * 2 * (256 + 128) + 10 * 8
+    result, = bench("combine", "--queries", "4", "--q-heads", "2", "--splits", "3", "--footprint", "0")
+    assert result["bytes"] == 4 * 2 * 4 * (256 + 4)
+    result, = bench("topk", "--rows", "3", "--pages", "500", "--k", "8")
+    assert result["bytes"] == 3 * (500 * 4 + 8 * 4 + 4)
+
+
+def check_product():
+    results = bench("topk,combine", "--rows", "1,2:4", "--pages", "16:64:x2,1K", "--queries", "2:6:2", "--q-heads", "1",
+                    "--splits", "2", "--threads", "1,2", "--footprint", "0")
+    found = [(r["rows"], r["pages"], r["threads"]) for r in results if r["op"] == "topk"]
+    assert found == list(itertools.product([1, 2, 3, 4], [16, 32, 64, 1024], [1, 2])), found
+    found = [(r["queries"], r["threads"]) for r in results if r["op"] == "combine"]
+    assert found == list(itertools.product([2, 4, 6], [1, 2])), found
+
+
+def check_isa():
+    best, portable = bench("topk", *TINY["topk"], "--isa", "best,c")
+    assert portable["isa"] == "c" and portable["kernel"].endswith("_c")
+    assert best["isa"] in ("c", "avx2", "avx512", "avx512bf16", "neon")
+    one, two = bench("prefill", *TINY["prefill"], "--threads", "1,2", "--isa", "c")
+    assert (one["threads"], two["threads"]) == (1, 2) and one["work"] == two["work"]
+
+
+def check_samples():
+    result, = json.loads(msa("bench", "topk", "--rows", "1", "--pages", "64", "--min-time", "0.2", "--samples", "7",
+                             "--json", "-"))
+    assert result["samples"] >= 7 and result["samples"] * result["median_us"] < 10e6
+    check_result(result)
+
+
+def check_text():
+    arguments = ["bench", "topk,quantise", "--rows", "2,3", "--pages", "64", "--footprint", "0", "--run-once"]
+    results = json.loads(msa(*arguments, "--json", "-"))
+    rows = list(csv.DictReader(io.StringIO(msa(*arguments, "--csv"))))
+    assert [list(row) for row in rows] == [list(result) for result in results]
+    assert [row["command"].strip('"') for row in rows] == [result["command"] for result in results]
+    table = msa(*arguments)
+    for result in results:
+        assert "\n  %s\n" % result["command"] in table, "the table does not repeat a result"
+    lines = msa(*arguments, "--markdown").splitlines()
+    assert len(lines) == 6 and len({line.count("|") for line in lines}) == 1, lines
+    msa(*arguments, "--json", path("json"))
+    with open(path("json")) as file:
+        assert [r["work"] for r in json.load(file)] == [r["work"] for r in results]
+
+
+def check_baseline():
+    arguments = ["bench", "topk", "--rows", "2,3", "--pages", "64", "--run-once"]
+    results = json.loads(msa(*arguments, "--json", "-"))
+    for factor, slower in (1000, "0 of 2"), (0.001, "2 of 2"):
+        with open(path("baseline"), "w") as file:
+            json.dump([dict(result, median_us=result["median_us"] * factor) for result in results], file)
+        text = msa(*arguments, "--baseline", path("baseline"), "--json", path("json"))
+        assert "baseline/this: geometric mean" in text and slower + " more than 1 % slower" in text, text
+        with open(path("json")) as file:
+            for result, before in zip(json.load(file), results):
+                assert close(result["baseline_us"], before["median_us"] * factor)
+    # The same work on other threads is only the second choice.
+    with open(path("baseline"), "w") as file:
+        other = dict(results[0], median_us=1, threads=results[0]["threads"] + 1)
+        json.dump([other, dict(results[0], median_us=2)], file)
+    one, two = json.loads(msa(*arguments, "--baseline", path("baseline"), "--json", "-"))
+    assert one["baseline_us"] == 2 and two["baseline_us"] is None
+
+
+def check_plot():
+    arguments = ["bench", "prefill,index", "--queries", "2", "--prefix", "1K:4K:x2", "--q-heads", "2", "--kv-heads",
+                 "1", "--index-heads", "1,2", "--run-once"]
+    msa(*arguments, "--plot", path("it's.png"))
+    assert read_bytes("it's.png").startswith(b"\x89PNG")
+    msa(*arguments, "--plot", path("curves.svg"))
+    picture = read_bytes("curves.svg").decode()
+    assert "<svg" in picture and "context, tokens" in picture
+    for curve in "prefill", "index, index-heads 1", "index, index-heads 2":
+        assert curve in picture, curve
+
+
+def check_peak():
+    lines = msa("bench", "peak", "--threads", "1,2").splitlines()
+    names = lines[0].replace("fma ", "fma").replace("bf16 dot", "bf16dot").split()
+    one, two = map(str.split, lines[1:3])
+    assert one[0] == "1" and two[0] == "2" and len(names) == len(one) == len(two)
+    rates = dict(zip(names, map(float, one)))
+    assert rates["read"] > 0.5 and rates["copy"] > 0.5
+    wide = [rates[name] for name in ("fma128", "fma256", "fma512") if rates[name]]
+    if os.uname().machine in ("x86_64", "aarch64"):
+        assert wide and max(wide) > 1, lines
+
+
+def check_memory():
+    """A context of 1,048,576 tokens, NVFP4, one KV head, inside 4 GiB."""
+    for arguments in (["prefill", "--queries", "256", "--prefix", "1048320", "--q-heads", "2"],
+                      ["decode", "--batch", "1", "--context", "1M", "--q-heads", "2", "--footprint", "0"]):
+        child = subprocess.Popen([TOOL, "bench", *arguments, "--format", "q8kv4", "--kv-heads", "1", "--run-once"],
+                                 stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+        assert usage.ru_maxrss < 4 << 20, "%d KiB" % usage.ru_maxrss
+
+
+def check_progress():
+    """A line on a terminal, nothing elsewhere."""
+    arguments = [TOOL, "bench", "topk", "--rows", "1", "--pages", "64", "--min-time", "1.6"]
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # the terminal's other end is closed
+        pass
+    os.close(ours)
+    assert child.wait() == 0
+    assert b"1 of 1" in shown and b"%" in shown, shown
+    assert run(*arguments[1:]).stderr == ""
+
+
+# ---- the suite
+
+def read_table():
+    with open(TABLE, newline="") as file:
+        return {row["case_id"]: row for row in csv.DictReader(file)}
+
+
+def lengths(row):
+    """New tokens and prefixes of a case, by the contract's formula where the table has none."""
+    batch, total, final = int(row["batch"]), int(row["total_q"]), int(row["max_final_kv"])
+    if row["shape_exact"] == "1":
+        return [int(x) for x in row["query_lens"].split()], [int(x) for x in row["prefix_lens"].split()]
+    queries = [total * (i + 1) // batch - total * i // batch for i in range(batch)]
+    moved = (queries[-1] - final) % PAGE
+    queries[-1] -= moved
+    queries[0] += moved
+    prefix = final - queries[-1]
+    return queries, [PAGE * (prefix * (i + 1) // batch // PAGE) for i in range(batch)]
+
+
+LEAST = "--k 1 --q-heads 1 --kv-heads 1 --format q8kv8".split()
+
+
+def check_suite():
+    table = read_table()
+    ids = ["prefill_092e27340df8621a02f0", "prefill_e77ac4d03ef7a2ac8ffe", "prefill_0020c25fae59bfa2285a",
+           "prefill_3bae7083e0b65d7d2c2f"]  # exact; spread over 5 requests; 3 requests, exact, no weight; stress
+    text = msa("bench", "--suite", "formal", "--case", ",".join(ids), *LEAST, "--run-once", "--json", path("json"))
+    with open(path("json")) as file:
+        results = json.load(file)
+    assert sorted(r["case"] for r in results) == sorted(ids)
+    weights = flops = time = 0
+    for result in results:
+        row = table[result["case"]]
+        queries, prefixes = lengths(row)
+        positions = [p for q, prefix in zip(queries, prefixes) for p in range(prefix, prefix + q)]
+        assert result["flops"] == attention_flops(1, 1, positions), result["case"]
+        assert result["total_q"] == sum(queries) == int(row["total_q"])
+        assert result["kv_len"] == max(map(sum, zip(queries, prefixes)))
+        assert result["weight"] == (int(row["representative_weight"]) if "rep" in row["tags"].split("+") else 0)
+        assert result["pattern"] == "even"
+        weights += result["weight"]
+        flops += result["weight"] * result["flops"]
+        time += result["weight"] * result["median_us"]
+    summary = next(line for line in text.splitlines() if line.startswith("weighted mean: "))
+    assert "weighted mean: %.2f us" % (time / weights) in summary, (summary, time / weights)
+    assert "%.4f TFLOP/s" % (flops / time * 1e-6) in summary, (summary, flops / time * 1e-6)
+    check_repeat(results[0])
+
+
+def check_suite_index():
+    ids = "prefill_3bae7083e0b65d7d2c2f,prefill_1771c5fd9f866a13a3bc"
+    text = msa("bench", "index", "--suite", "formal", "--case", ids, "--index-heads", "1", "--run-once")
+    assert "median of the 2 cases of fewer than 512 queries" in text and "512 to 4095" not in text, text
+
+
+def check_suite_names():
+    """smoke is the anchors; a file may stand in for the table."""
+    refused("names no case of the suite smoke", "bench", "--suite", "smoke", "--case", "prefill_092e27340df8621a02f0")
+    result, = bench("--suite", "smoke", "--case", "prefill_0020c25fae59bfa2285a", *LEAST)
+    assert result["case"] == "prefill_0020c25fae59bfa2285a"
+    with open(TABLE) as file:
+        lines = file.read().splitlines()
+    with open(path("own.csv"), "w") as file:
+        file.write("\n".join([lines[0], "mine,1,3,131,7,rep,1,3,128,1", "other,2,260,300,1,rep,1,,,0"]) + "\n")
+    mine, other = bench("--suite", path("own.csv"), *LEAST)
+    assert (mine["case"], mine["total_q"], mine["kv_len"], mine["weight"]) == ("mine", 3, 131, 7)
+    assert (other["case"], other["batch"], other["total_q"]) == ("other", 2, 260)
+    for bad in "short,1,3", "bad,1,3,131,7,rep,1,3 4,128,1", "bad,0,3,131,7,rep,1,,,0", "bad,1,3,131,x,rep,1,3,128,1", \
+            "bad,2,4,300,7,rep,1,,,0":
+        with open(path("own.csv"), "w") as file:
+            file.write(lines[0] + "\n" + bad + "\n")
+        refused("", "bench", "--suite", path("own.csv"))
+    with open(path("own.csv"), "w") as file:
+        file.write("nonsense\n")
+    refused("the first line", "bench", "--suite", path("own.csv"))
+
+
+# ---- bad input
+
+QUICK = "--queries 1 --prefix 1 --run-once".split()
+REFUSED = [
+    ("give an operation", "bench"),
+    ("'nothing' is none of", "bench nothing"),
+    ("one argument too many", "bench prefill decode"),
+    ("--rows: not an axis of prefill", "bench prefill --rows 3"),
+    ("--context: not an axis of index", "bench index --context 3"),
+    ("--prefix: not an axis of index --decode", "bench index --decode --prefix 3"),
+    ("--queries: 0 is outside", "bench prefill --queries 0"),
+    ("--queries: 'x' is not a whole number", "bench prefill --queries x"),
+    ("--queries: no value", "bench prefill --queries ,"),
+    ("--queries: the range 5:4 is empty", "bench prefill --queries 5:4"),
+    ("is none of: N, FIRST:LAST", "bench prefill --queries 1:2:3:4"),
+    ("more than 256 values", "bench prefill --queries 1:400"),
+    ("--k: 33 is outside 1..32", "bench prefill --k 33"),
+    ("--format: 'e5m2' is none of", "bench prefill --format e5m2"),
+    ("--format: 'fp8' is none of", "bench prefill --format fp8"),
+    ("--format: bf16 needs --cache", "bench quantise --format bf16"),
+    ("--pattern: 'odd' is none of", "bench prefill --pattern odd"),
+    ("--isa: 'sse' is none of", "bench prefill --isa sse"),
+    ("--threads: 2000 is outside", "bench prefill --threads 2000"),
+    ("--min-time: 'x' is not", "bench prefill --min-time x"),
+    ("--min-time: -1 is outside", "bench prefill --min-time -1"),
+    ("--csv and --markdown exclude", "bench prefill --csv --markdown"),
+    ("--plot: 'a.gif' ends in neither", "bench prefill --plot a.gif"),
+    ("--json: '/no/such/folder' cannot be written", "bench prefill --json /no/such/folder"),
+    ("--baseline: /no/such/file", "bench prefill --baseline /no/such/file"),
+    ("--suite: 'x' is neither", "bench --suite x"),
+    ("--suite: decode has no suite", "bench decode --suite formal"),
+    ("--batch: not an axis of prefill --suite", "bench --suite formal --batch 2"),
+    ("--case: 'x' names no case", "bench --suite formal --case x"),
+    ("--case: only a --suite", "bench prefill --case x"),
+    ("num_q_heads", "bench prefill --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
+    ("--kv-heads: 4 is not a multiple of the 3 index heads", "bench layer --index-heads 3 --queries 1 --prefix 1"),
+    ("must be 0..1048576", "bench prefill --queries 1M --prefix 1M"),
+    ("of memory, the machine has", "bench prefill --queries 1M --prefix 0 --batch 1024 --q-heads 1024 --kv-heads 64"),
+    ("of memory, the machine has", "bench combine --queries 1M --q-heads 1024 --splits 32"),
+    ("-o CASE is missing", "make --op prefill"),
+    ("--op: 'topk' is none of", "make -o x --op topk"),
+    ("--queries: a case has one value, not 2", "make -o x --queries 1,2"),
+    ("one argument too many", "make -o x y"),
+    ("num_q_heads", "make -o x --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
+    ("--splits: not an axis of prefill", "make -o x --splits 3"),
+    ("/no/such/folder", "make -o /no/such/folder/x --queries 1 --prefix 1"),
+]
+
+
+def check_bad_baseline():
+    for text in "[1]", "{}", "[{\"work\": 1, \"median_us\": 2}]", "[":
+        with open(path("baseline"), "w") as file:
+            file.write(text)
+        refused("--baseline: ", "bench", "prefill", "--baseline", path("baseline"))
+
+
+def main():
+    for op in SHAPES:
+        for name in INDEX_FORMATS if op == "index" else ATTENTION_FORMATS if op == "prefill" else ["bf16", "q8kv4"]:
+            test("make %s %s" % (op, name), check_made, op, "--format", name)
+    for name in INDEX_FORMATS:
+        test("make layer with index " + name, check_made, "layer", "--format",
+             "bf16" if name == "bf16" else "q8kv8", "--index-format", name)
+    test("make with k = 3 and k = 32", lambda: [check_made("layer", "--k", k) for k in ("3", "32")])
+    test("made values", check_values)
+    test("made page tables", check_tables)
+    test("pattern even", check_even)
+    test("pattern clustered", check_clustered)
+    test("pattern scattered", check_scattered)
+    test("pattern shared", check_shared)
+
+    for op in TINY:
+        test("bench " + op, check_op, op)
+    test("bench index --decode", check_op, "index", "--scores-only")
+    test("bench every attention format", lambda: list(map(check_result, bench(
+        "prefill,decode", "--format", ",".join(ATTENTION_FORMATS), "--q-heads", "2", "--kv-heads", "1", "--queries",
+        "2", "--prefix", "300", "--batch", "2", "--context", "300", "--footprint", "0"))))
+    test("bench every index format", lambda: list(map(check_result, bench(
+        "index", "--decode", "--format", ",".join(INDEX_FORMATS), "--batch", "2", "--context", "1000", "--footprint",
+        "1"))))
+    test("bench every quantiser", lambda: list(map(check_result, bench(
+        "quantise", "--format", "fp8,nvfp4", "--rows", "300", "--footprint", "0")
+        + bench("quantise", "--cache", "--format", "fp8,nvfp4,bf16,fp16", "--rows", "300", "--footprint", "4"))))
+    test("bench every kind of scores", lambda: list(map(check_result, bench(
+        "topk", "--rows", "2", "--pages", "1,16,17,8192", "--scores", "random,ascending,equal"))))
+    test("useful work", check_work)
+    test("product of axes", check_product)
+    test("instruction sets and threads", check_isa)
+    test("samples", check_samples)
+    test("table, CSV, markdown, JSON", check_text)
+    test("baseline", check_baseline)
+    if shutil.which("gnuplot"):
+        test("plot", check_plot)
+    else:
+        skip("plot", "no gnuplot")
+    test("peaks", check_peak)
+    test("memory of 1M tokens", check_memory)
+    test("progress", check_progress)
+    test("suite", check_suite)
+    test("suite for the index", check_suite_index)
+    test("suite names", check_suite_names)
+    for word, arguments in REFUSED:
+        test("refused: " + arguments, refused, word, *arguments.split())
+    test("refused: bad baselines", check_bad_baseline)
+    print("%d passed, %d failed, %d skipped" % (counts["passed"], counts["failed"], counts["skipped"]))
+    return counts["failed"] != 0
+
+
+sys.exit(main())

@@ -1,0 +1,840 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Drives the built tool: test_cli.py MSA [CASE_FOLDER].
+
+Every case file passes with one and two threads, all results bit-equal, also when all memory that no visible key names is
+poisoned; every way in which a check can fail makes it fail; every hostile file gets one clear line and status 2. The case
+files are those of CASE_FOLDER (default: cases beside this file) and of the folder that MSA_CASES names.
+"""
+import json
+import os
+import pty
+import random
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+
+sys.dont_write_bytecode = True # the source tree stays as it is
+import casefile
+from casefile import CaseFile, Tensor, ints
+
+TOOL = os.path.abspath(sys.argv[1])
+CASES = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else os.path.join(os.path.dirname(__file__), "cases"))
+ENVIRONMENT = dict(os.environ)
+# A sanitizer's report must not look like one of the tool's own statuses.
+for sanitizer in "ASAN", "UBSAN", "LSAN", "TSAN":
+    ENVIRONMENT[sanitizer + "_OPTIONS"] = "exitcode=99:halt_on_error=1:" + os.environ.get(sanitizer + "_OPTIONS", "")
+TIMEOUT = 300
+
+counts = {"passed": 0, "failed": 0, "skipped": 0}
+
+
+def test(name, function, *arguments):
+    """Runs one test: an assertion that fails, or any other exception, is a failure."""
+    try:
+        function(*arguments)
+        counts["passed"] += 1
+        print("ok - " + name)
+    except Exception:
+        counts["failed"] += 1
+        print("not ok - " + name)
+        print("".join("# " + line + "\n" for line in traceback.format_exc().splitlines()), end="")
+    sys.stdout.flush()
+
+
+def skip(name, reason):
+    counts["skipped"] += 1
+    print("ok - %s # SKIP %s" % (name, reason))
+
+
+def msa(*arguments, status=0):
+    """Runs the tool and requires the exit status; returns stdout."""
+    run = subprocess.run([TOOL, *arguments], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT)
+    output, errors = run.stdout.decode(), run.stderr.decode()
+    assert run.returncode == status, "status %d, expected %d: msa %s\n%s%s" % (
+        run.returncode, status, " ".join(arguments), output, errors)
+    return output
+
+
+def refused(words, *arguments, silent=True):
+    """Requires status 2, one line on stderr that starts with "msa: " and holds the words; and, if silent, no stdout."""
+    run = subprocess.run([TOOL, *arguments], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT)
+    errors = run.stderr.decode(errors="replace")
+    assert run.returncode == 2, "status %d, expected 2: %s%s" % (run.returncode, run.stdout.decode(), errors)
+    assert errors.startswith("msa: ") and errors.count("\n") == 1 and errors.endswith("\n"), "no single line: " + errors
+    assert not silent or not run.stdout, "stdout: " + run.stdout.decode()
+    for word in words if isinstance(words, (list, tuple)) else [words]:
+        assert word in errors, "'%s' is not in: %s" % (word, errors)
+
+
+class Folder(tempfile.TemporaryDirectory):
+    def path(self, name="case.safetensors"):
+        return os.path.join(self.name, name)
+
+    def write(self, case):
+        case.write(self.path())
+        return self.path()
+
+
+folder = Folder()
+
+
+def base(name):
+    return casefile.read(os.path.join(CASES, name + ".safetensors"))
+
+
+def hash_of(path, *options):
+    """The hash that a passing check prints."""
+    line = msa("check", "--hash", *options, path)
+    assert line.startswith("ok ") and line.count("\n") == 1, line
+    return line.rsplit("hash ", 1)[1]
+
+
+# ---- case files
+
+def check_case(path):
+    expected = hash_of(path, "--threads", "1")
+    assert hash_of(path, "--threads", "2") == expected, "bits depend on the number of threads"
+    for byte in "0", "127", "255":
+        assert hash_of(path, "--threads", "2", "--poison", byte) == expected, "bits change with poison " + byte
+    assert hash_of(path, "--isa", "c", "--poison", "248") == expected, "bits depend on the instruction set"
+    assert hash_of(path, "--plan", "prefill") and hash_of(path, "--plan", "decode")
+
+
+def run_case(path):
+    case = casefile.read(path)
+    files = []
+    for options in ["--threads", "1"], ["--threads", "2", "--poison", "170"]:
+        assert msa("run", path, "-o", folder.path("out"), *options) == ""
+        with open(folder.path("out"), "rb") as file:
+            files.append(file.read())
+    assert files[0] == files[1], "files differ"
+    results = casefile.read(folder.path("out"))
+    assert len(files[0]) % 8 == len(results.header()[1]) % 8, "the data does not start at a multiple of 8"
+    attends, indexes = case.metadata["op"] != "index", case.metadata["op"] in ("index", "layer")
+    names = ["out", "lse"] * attends + ["scores", "topk", "num_valid_pages"] * indexes
+    assert list(results.tensors) == names, list(results.tensors)
+    for name in names:
+        assert results[name].shape == case["expected." + name].shape, name
+    if indexes: # NaN exactly where the expected scores have it
+        nan = [[x != x for x in f["scores" if f is results else "expected.scores"].numbers()] for f in (results, case)]
+        assert nan[0] == nan[1]
+
+
+def run_one_key():
+    path = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
+    msa("run", path, "-o", folder.path("out"))
+    results = casefile.read(folder.path("out"))
+    assert results["out"].dtype == "BF16" and results["out"].data == b"\x80\x3f" * (16 * 128), "out is not 1"
+    assert results["lse"].data == bytes(4 * 16), "lse is not 0"
+    assert results.metadata["op"] == "prefill" and results.metadata["kernels"]
+
+
+def all_cases():
+    folders = [CASES] + ([os.environ["MSA_CASES"]] if os.environ.get("MSA_CASES") else [])
+    seen = {}
+    for place in folders:
+        for name in sorted(os.listdir(place)):
+            if name.endswith(".safetensors"):
+                seen.setdefault(name, os.path.join(place, name))
+    for name, path in seen.items():
+        test("check " + name, check_case, path)
+        test("run " + name, run_case, path)
+    if len(folders) == 1:
+        skip("more case files", "MSA_CASES names no folder")
+    test("results of one key are exact", run_one_key)
+    test("many cases in one call", many_cases)
+
+
+def many_cases():
+    names = ["prefill_q8kv4_one_key", "index_nvfp4_h2"]
+    paths = [os.path.join(CASES, name + ".safetensors") for name in names]
+    lines = msa("check", *paths).splitlines()
+    assert len(lines) == 2 and all(line.startswith("ok ") and name in line for line, name in zip(lines, names)), lines
+    wrong = base(names[0])
+    wrong["expected.lse"].set_number(0, 1.0)
+    wrong_path = folder.write(wrong)
+    assert msa("check", paths[0], wrong_path, paths[1], status=1).count("\n") == 3
+    refused("cannot be opened", "check", paths[0], wrong_path, folder.path("none"), paths[1], silent=False)
+
+
+# ---- the same keys in other layouts give the same bits
+
+def same_results(case, path):
+    assert hash_of(folder.write(case)) == hash_of(path)
+    assert hash_of(folder.path(), "--poison", "127") == hash_of(path)
+
+
+def joint_layout():
+    case = base("prefill_q8kv8_gqa4")
+    pages, heads = case["k"].shape[:2]
+    rows = [k + v for k, v in zip(case["k"].rows(3), case["v"].rows(3))]
+    case["kv"] = Tensor("F8_E4M3", [pages, heads, 128, 256], b"".join(rows))
+    del case.tensors["k"], case.tensors["v"]
+    same_results(case, os.path.join(CASES, "prefill_q8kv8_gqa4.safetensors"))
+
+
+def quad(scales):
+    return bytes(scales[token * 8 + group] for quad in range(32) for group in range(8) for token in range(quad * 4, quad * 4 + 4))
+
+
+def slot_layout(order):
+    case = base("prefill_q8kv4_scale")
+    pages, heads = case["k"].shape[:2]
+    slots = []
+    for k, k_scale, v, v_scale in zip(*(case[name].rows(2) for name in ("k", "k_scale", "v", "v_scale"))):
+        slots += [k, k_scale, v, quad(v_scale) if order == "quad" else v_scale]
+    case["kv_slots"] = Tensor("U8", [pages, 2 * heads, 128, 72], b"".join(slots))
+    case.metadata["v_scale_order"] = order
+    for name in "k", "k_scale", "v", "v_scale":
+        del case.tensors[name]
+    same_results(case, os.path.join(CASES, "prefill_q8kv4_scale.safetensors"))
+
+
+def separate_quad_scales():
+    case = base("prefill_q8kv4_scale")
+    case["v_scale"].data = bytearray(b"".join(quad(scales) for scales in case["v_scale"].rows(2)))
+    case.metadata["v_scale_order"] = "quad"
+    same_results(case, os.path.join(CASES, "prefill_q8kv4_scale.safetensors"))
+
+
+def cumulative_keys():
+    case = base("decode_q8kv4_q1")
+    ends = [0]
+    for length in case["kv_lens"].numbers():
+        ends.append(ends[-1] + length)
+    case["cu_seqlens_k"] = ints(ends)
+    del case.tensors["kv_lens"]
+    same_results(case, os.path.join(CASES, "decode_q8kv4_q1.safetensors"))
+
+
+def unaligned_offsets():
+    case = base("decode_q8kv4_q1")
+    shifted = CaseFile(case.metadata, {"k_global_scale": Tensor("F32", [1], struct.pack("<f", 1.0)), **case.tensors})
+    header, data = shifted.header()
+    for pad in range(1, 8): # spaces after the header move the data through all alignments
+        casefile.write_raw(folder.path(), json.dumps(header).encode() + b" " * pad, data)
+        assert hash_of(folder.path()) == hash_of(os.path.join(CASES, "decode_q8kv4_q1.safetensors"))
+
+
+def unused_tensors():
+    case = base("prefill_q8kv4_one_key")
+    case["index_q"] = Tensor("I64", [3], bytes(24))
+    case["expected.scores"] = Tensor("BOOL", [1], bytes(1))
+    case.metadata["anything"] = "at all"
+    same_results(case, os.path.join(CASES, "prefill_q8kv4_one_key.safetensors"))
+
+
+def unit_scales():
+    case = base("prefill_q8kv8_gqa4")
+    case["q_descale"] = Tensor("F32", [2], struct.pack("<2f", 0.5, 0.5))
+    case["k_descale"] = Tensor("F32", [1], struct.pack("<f", 2.0))
+    case["v_descale"] = Tensor("F32", [2], struct.pack("<2f", 1.0, 1.0))
+    same_results(case, os.path.join(CASES, "prefill_q8kv8_gqa4.safetensors"))
+    for name, out_or_lse in ("q_descale", "lse"), ("v_descale", "out"):
+        case[name].set_number(1, 4.0)
+        assert out_or_lse in msa("check", folder.write(case), status=1)
+        case[name].set_number(1, 0.5 if name == "q_descale" else 1.0)
+
+
+# ---- edges
+
+def output(case, *options):
+    msa("run", folder.write(case), "-o", folder.path("out"), *options)
+    return casefile.read(folder.path("out"))
+
+
+NOTHING = struct.pack("<f", float("-inf"))
+
+
+def empty_requests():
+    case = base("prefill_q8kv4_scale")
+    plain = output(case)
+    rows = case["q"].shape[0]
+    width, table = case["page_table"].shape[1], case["page_table"].numbers()
+    case["cu_seqlens_q"] = ints([0, 0, rows, rows, rows])
+    case["kv_lens"] = ints([0, case["kv_lens"].numbers()[0], 0, 77])
+    case["page_table"] = ints([-7] * width + table + [1 << 30] * width + table, [4, width])
+    assert output(case).tensors["out"].data == plain["out"].data
+
+
+def padding_rows():
+    case = base("layer_q8kv4") if os.path.exists(os.path.join(CASES, "layer_q8kv4.safetensors")) else base("hf_layer_q8kv8")
+    plain = output(case)
+    rows = case["q"].shape[0]
+    for name in "q", "index_q":
+        row = len(case[name].data) // rows
+        case[name] = Tensor(case[name].dtype, [rows + 2] + case[name].shape[1:], case[name].data + b"\x7f" * (2 * row))
+    case.tensors = {n: t for n, t in case.tensors.items() if not n.startswith("expected")}
+    for options in [], ["--poison", "255"], ["--poison", "0"]:
+        results = output(case, *options)
+        out, lse = results["out"].rows(1), results["lse"].rows(1)
+        assert b"".join(out[:rows]) == plain["out"].data and not any(out[rows]) and not any(out[rows + 1])
+        assert b"".join(lse[:rows]) == plain["lse"].data and lse[rows] == NOTHING * results["lse"].shape[1]
+        assert all(list_ == b"\xff" * len(list_) for list_ in results["topk"].rows(2)[rows::rows + 2])
+        assert results["num_valid_pages"].numbers()[rows:] == [0, 0]
+        assert all(x != x for x in struct.unpack("<%df" % results["scores"].shape[2], results["scores"].rows(2)[rows]))
+
+
+def no_rows():
+    for name in "prefill_q8kv4_one_key", "index_nvfp4_h2":
+        case = base(name)
+        for name in list(case.tensors):
+            tensor = case[name]
+            if name in ("q", "index_q", "expected.num_valid_pages", "expected.out", "expected.lse"):
+                case[name] = Tensor(tensor.dtype, [0] + tensor.shape[1:], b"")
+            elif name in ("topk", "expected.topk", "expected.scores"):
+                case[name] = Tensor(tensor.dtype, tensor.shape[:1] + [0] + tensor.shape[2:], b"")
+        case["cu_seqlens_q"] = ints([0] * len(case["cu_seqlens_q"].numbers()))
+        assert msa("check", folder.write(case)).startswith("ok ")
+        case["cu_seqlens_q"], case["kv_lens"] = ints([0]), ints([])
+        case["page_table"] = ints([], [0, case["page_table"].shape[1]])
+        assert msa("check", folder.write(case)).startswith("ok "), "no requests"
+
+
+def more_queries_than_keys():
+    case = base("prefill_q8kv4_scale")
+    rows, heads = case["q"].shape[:2]
+    case["kv_lens"] = ints([3])
+    results = output(case)
+    out, lse = results["out"].rows(1), results["lse"].rows(1)
+    assert not any(b"".join(out[:rows - 3])) and all(row == NOTHING * heads for row in lse[:rows - 3])
+    assert all(any(row) for row in out[rows - 3:])
+
+
+def table_without_columns():
+    case = base("prefill_q8kv4_scale")
+    case["page_table"], case["kv_lens"] = ints([], [1, 0]), ints([0])
+    case["topk"] = ints([-1] * len(case["topk"].numbers()), case["topk"].shape)
+    del case.tensors["expected.out"], case.tensors["expected.lse"]
+    assert not any(output(case)["out"].data)
+    case["kv_lens"] = ints([case["q"].shape[0]])
+    case["topk"].set_number(0, 0)
+    refused("error bit 2", "run", folder.write(case), "-o", folder.path("out"))
+
+
+def out_dtype():
+    case = base("prefill_q8kv4_one_key")
+    case.metadata["out_dtype"] = "fp16"
+    results = output(case)
+    assert results["out"].dtype == "F16" and results["out"].data == b"\x00\x3c" * (16 * 128)
+    assert msa("check", folder.path()).startswith("ok ")
+
+
+# ---- the check can fail
+
+def must_fail(case, *words):
+    line = msa("check", folder.write(case), status=1)
+    assert line.startswith("FAIL") and line.count("\n") == 1, line
+    for word in words:
+        assert word in line, line
+
+
+def move_past_tolerance(case_name, tensor, index, key):
+    case = base(case_name)
+    # The true result lies within the tolerance of the old value, so two and a bit of them are certainly too far.
+    old = case["expected." + tensor].numbers()[index]
+    reach = float(case.metadata[key + "_atol"]) + float(case.metadata[key + "_rtol"]) * abs(old)
+    case["expected." + tensor].set_number(index, old + 2.2 * reach / (1 - float(case.metadata[key + "_rtol"])) + 1e-30)
+    if reach:
+        must_fail(case, tensor, "1 of ")
+    case["expected." + tensor].set_number(index, old)
+    assert msa("check", folder.write(case))
+
+
+def special_values():
+    for name, index in ("out", 700), ("lse", 40):
+        for value in float("nan"), float("inf"), float("-inf"):
+            case = base("prefill_q8kv4_scale")
+            case["expected." + name].set_number(index, value)
+            must_fail(case, name, "1 of ")
+    case = base("index_nvfp4_h2")
+    scores = case["expected.scores"].numbers()
+    written = next(i for i, x in enumerate(scores) if x == x)
+    unwritten = next(i for i, x in enumerate(scores) if x != x)
+    case["expected.scores"].set_number(written, float("nan"))
+    must_fail(case, "scores", "1 of ")
+    case["expected.scores"].set_number(written, scores[written])
+    case["expected.scores"].set_number(unwritten, 0.0)
+    must_fail(case, "scores", "1 of ")
+
+
+def exchange_keys_and_values():
+    case = base("prefill_q8kv8_gqa4")
+    case["k"], case["v"] = case["v"], case["k"]
+    must_fail(case, "out", "lse")
+
+
+def replace_listed_page():
+    case = base("prefill_holes")
+    ids = case["topk"].numbers()
+    rows, k = case["topk"].shape[1:]
+    listed = ids[(rows - 1) * k:rows * k]
+    other = next(p for p in range(min(16, max(listed))) if p not in listed)
+    case["topk"].set_number((rows - 1) * k + listed.index(max(listed)), other)
+    must_fail(case, "out", "lse")
+
+
+def change_lists():
+    case = base("index_nvfp4_h2")
+    lists = case["expected.topk"]
+    ids, k = lists.numbers(), lists.shape[2]
+    full = next(i for i in range(0, len(ids), k) if ids[i + k - 1] >= 0)
+    other = next(p for p in range(24) if p not in ids[full:full + k])
+    lists.set_number(full + 3, other)
+    must_fail(case, "topk 1 of ")
+    lists.set_number(full + 3, ids[full + 3 - 1])
+    must_fail(case, "topk 1 of ")
+    lists.set_number(full + 3, ids[full + 3])
+    lists.set_number(full + k - 1, -1)
+    must_fail(case, "topk 1 of ")
+    for i in range(k): # the same set in another order is right
+        lists.set_number(full + i, ids[full + k - 1 - i])
+    assert msa("check", folder.write(case))
+    count = case["expected.num_valid_pages"]
+    count.set_number(5, count.numbers()[5] + 1)
+    must_fail(case, "num_valid_pages 1 of 32 wrong, first [5]")
+
+
+def wrong_scale():
+    for text in "0.0501", "0.0499":
+        case = base("prefill_q8kv4_scale")
+        case.metadata["sm_scale"] = text
+        must_fail(case, "lse")
+
+
+# ---- bad input
+
+def bad(words, case):
+    refused(words, "check", folder.write(case))
+    refused(words, "run", folder.path(), "-o", folder.path("none"))
+    assert not os.path.exists(folder.path("none"))
+
+
+def bad_raw(words, header, data):
+    casefile.write_raw(folder.path(), header, data)
+    refused(words, "check", folder.path())
+
+
+def bad_bytes(words, content):
+    with open(folder.path(), "wb") as file:
+        file.write(content)
+    refused(words, "check", folder.path())
+
+
+def hostile_prefixes():
+    with open(os.path.join(CASES, "prefill_q8kv4_one_key.safetensors"), "rb") as file:
+        good = file.read()
+    length, = struct.unpack_from("<Q", good)
+    for size in 0, 1, 7:
+        bad_bytes("too short", good[:size])
+    for value in length + len(good), len(good) - 7, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1:
+        bad_bytes("header length", struct.pack("<Q", value) + good[8:])
+    for value in 0, 1, length // 2:
+        bad_bytes("JSON", struct.pack("<Q", value) + good[8:])
+    for size in 8, 9, 8 + length - 1:
+        bad_bytes(["header length"], good[:size])
+    for size in 8 + length, len(good) // 2, len(good) - 1:
+        bad_bytes("data_offsets end at", good[:size])
+    bad_bytes("belong to no tensor", good + b"\0")
+    with open(folder.path(), "wb") as file: # 200 MB that take no room on the disk
+        file.write(struct.pack("<Q", 150000000))
+        file.truncate(200000000)
+    refused("limit", "check", folder.path())
+
+
+def hostile_json():
+    _, data = base("prefill_q8kv4_one_key").header()
+    for text in b"", b"x", b"{", b"[]", b"[1, 2]", b"null", b'"q"', b"{}{}", b'{"q": }', b'{"q": "\xff"}', b"{\0}", \
+            b'{"a": 1, "a": 1}', b"[" * 100000, b'{"a":' * 100000, b'{"__metadata__": {"op": "a", "op": "b"}}', \
+            b'{"q": {"shape": [99999999999999999999]}}':
+        bad_raw("JSON", text, data)
+    bad_raw("metadata op is missing", b"{}", b"")
+    bad_raw("belong to no tensor", b"{}", data)
+    bad_raw("__metadata__", b'{"__metadata__": []}', b"")
+    bad_raw(["metadata 'op'", "no text"], b'{"__metadata__": {"op": 1}}', b"")
+
+
+def hostile_entries():
+    def entry(words, **changes):
+        header, data = base("prefill_q8kv4_one_key").header()
+        for key, value in changes.items():
+            if value is None:
+                del header["q"][key]
+            else:
+                header["q"][key] = value
+        bad_raw(words, header, data)
+
+    begin, end = base("prefill_q8kv4_one_key").header()[0]["q"]["data_offsets"]
+    for value in None, 7, "F4", "f8_e4m3", "", ["F32"]:
+        entry(["'q'", "dtype"], dtype=value)
+    for value in None, 7, "1", [-1, 16, 128], [1.0, 16, 128], ["1", 16, 128], [1, None], [1] * 9, {"0": 1}:
+        entry(["'q'", "rank" if value == [1] * 9 else "shape"], shape=value)
+    for value in [1 << 62, 4], [1 << 32, 1 << 32], [(1 << 63) - 1], [1 << 31, 1 << 31, 1 << 31], [1 << 62, 4, 0]:
+        entry(["'q'", "shape"], shape=value)
+    for value in [1, 16, 127], [0, 16, 128], []:
+        entry(["'q'", "shape and dtype make"], shape=value)
+    for value in None, 7, [], [begin], [begin, end, end], [end, begin], [-1, end], [begin, float(end)], [str(begin), end]:
+        entry(["'q'", "data_offsets"], data_offsets=value)
+    for value in [begin, 1 << 60], [1 << 60, (1 << 60) + end - begin], [begin + (1 << 62), end + (1 << 62)]:
+        entry(["'q'", "data_offsets end at"], data_offsets=value)
+    entry("overlap", data_offsets=[begin - 4, end - 4])
+    entry("belong to no tensor", data_offsets=[begin + 8, end + 8])
+    entry("overlap", data_offsets=[0, end - begin])
+    header, data = base("prefill_q8kv4_one_key").header()
+    for value in None, 1, "q", []:
+        bad_raw(["'q'", "no object"], {**header, "q": value}, data)
+    twice = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    bad_raw("overlap", {"q": twice, "k": twice}, bytes(4))
+
+
+def hostile_files():
+    refused(["none", "cannot be opened"], "check", folder.path("none"))
+    refused("no regular file", "check", folder.name)
+    refused("no regular file", "check", "/dev/zero")
+    os.mkfifo(folder.path("fifo"))
+    refused("no regular file", "check", folder.path("fifo"))
+
+
+def every_tensor_changed(name):
+    """Each tensor in turn: left out, of another rank, dtype, or shape."""
+    case = base(name)
+    other = {"F32": "I32", "I32": "F32", "BF16": "F16", "F8_E4M3": "F8_E5M2", "U8": "BOOL"}
+    for key, tensor in case.tensors.items():
+        required = not key.startswith("expected") and not key.endswith("global_scale")
+        changed = case.copy()
+        del changed.tensors[key]
+        if required:
+            bad("needed" if key == "kv_lens" or key in ("kv", "kv_slots") else [key, "missing"], changed)
+        changed = case.copy()
+        changed[key].shape = tensor.shape + [1]
+        bad([key, "shape"], changed)
+        changed[key].shape = [casefile.element_count(tensor.shape)]
+        if len(tensor.shape) > 1:
+            bad([key, "shape"], changed)
+        changed = case.copy()
+        changed[key].dtype = other[tensor.dtype]
+        bad("dtype", changed)
+        changed = case.copy()
+        row = len(tensor.data) // tensor.shape[0]
+        changed[key] = Tensor(tensor.dtype, [tensor.shape[0] + 1] + tensor.shape[1:], bytes(tensor.data) + bytes(row))
+        if key not in ("q", "index_q", "index_k", "kv", "kv_slots", "topk"):
+            bad("shape", changed)
+        changed[key] = Tensor(tensor.dtype, tensor.shape[:-1] + [2 * tensor.shape[-1]], tensor.data * 2)
+        if key not in ("cu_seqlens_q", "kv_lens", "page_table", "kv"):
+            bad([key, "shape"], changed)
+
+
+def unknown_names():
+    for name in "Q", "expected", "expected.", "out", "x\ny\x1b[31m", "k " * 4000, "":
+        case = base("prefill_q8kv4_one_key")
+        case[name] = Tensor("F32", [1], bytes(4))
+        bad("unknown", case)
+
+
+def disagreeing_lengths():
+    case = base("prefill_q8kv4_scale")
+    case["cu_seqlens_k"] = ints([0, case["kv_lens"].numbers()[0]])
+    bad(["kv_lens", "both"], case)
+    case = base("prefill_q8kv4_scale")
+    case["kv_lens"] = ints([1400, 1400])
+    bad(["kv_lens", "shape [2]"], case)
+    case = base("prefill_q8kv4_scale")
+    case["cu_seqlens_q"] = ints([])
+    bad(["cu_seqlens_q", "empty"], case)
+    case = base("prefill_q8kv4_scale")
+    rows, heads = case["q"].shape[:2]
+    case["q"] = Tensor("F8_E4M3", [rows - 1, heads, 128], case["q"].data[:-heads * 128])
+    bad(["total_q=%d" % (rows - 1)], case)
+
+
+def caches_given_twice():
+    case = base("prefill_q8kv8_gqa4")
+    case["kv"] = Tensor("F8_E4M3", [1, 2, 128, 256], bytes(65536))
+    bad(["exactly one of", "more"], case)
+    case = base("prefill_q8kv4_one_key")
+    slots = Tensor("U8", [1, 3, 128, 72], bytes(3 * 9216))
+    case["kv_slots"] = slots
+    bad(["exactly one of", "more"], case)
+    del case.tensors["k"], case.tensors["v"]
+    bad("k_scale", case)
+    del case.tensors["k_scale"], case.tensors["v_scale"]
+    bad("two a KV head", case)
+    case["kv_slots"], case["topk"] = Tensor("U8", [0, 0, 128, 72], b""), ints([], [0, 1, 16])
+    bad("0 KV heads", case)
+
+
+def bad_metadata():
+    table = {
+        "op": ["", "Prefill", "prefill ", "attention", "prefill\n"],
+        "sm_scale": ["", "nan", "inf", "-inf", "0", "-0.1", "1e999", "1e39", "1e-60", "0x1p-3", " 0.1", "0.1 ", "0,1", "0.1f",
+                     "1e", ".", "--1"],
+        "topk": ["", "0", "-1", "33", "16.0", "16x", " 16", "99999999999999999999", "2147483648", "8", "0x10"],
+        "v_scale_order": ["", "Quad", "linear,"],
+        "out_dtype": ["", "f32", "e4m3"],
+        "out_atol": ["", "nan", "-1", "x", "inf"],
+        "out_rtol": ["-0.5"],
+        "lse_atol": ["1e400"],
+    }
+    for key, values in table.items():
+        for value in values:
+            case = base("prefill_q8kv4_one_key")
+            case.metadata[key] = value
+            bad(key, case)
+    for key, values in {"init_pages": ["-1", "16", "a"], "local_pages": ["0", "-1", "17"], "topk_order": ["", "id"],
+                        "scores_atol": ["nan"]}.items():
+        for value in values:
+            case = base("index_nvfp4_h2")
+            case.metadata[key] = value
+            bad(key, case)
+    for text in "8.838834764831845e-2", "0.08838834764831845", "+.08838834764831845":
+        case = base("prefill_q8kv8_gqa4")
+        case.metadata["sm_scale"] = text
+        assert msa("check", folder.write(case))
+
+
+def unsupported_formats():
+    case = base("prefill_q8kv8_gqa4")
+    case["q"] = Tensor("BF16", case["q"].shape, case["q"].data * 2)
+    case["q_descale"] = Tensor("F32", [1], struct.pack("<f", 1))
+    bad("q_descale", case)
+    case = base("prefill_q8kv8_gqa4")
+    case["k_scale"] = Tensor("F8_E4M3", case["k"].shape[:3] + [8], bytes(len(case["k"].data) // 16))
+    bad("k_scale", case)
+    case = base("prefill_q8kv8_gqa4")
+    case["k_global_scale"] = Tensor("F32", [1], struct.pack("<f", 1))
+    bad("k_global_scale", case)
+    case = base("prefill_q8kv4_one_key")
+    case["q"] = Tensor("F8_E4M3", [1, 17, 128], bytes(17 * 128))
+    case.tensors = {n: t for n, t in case.tensors.items() if not n.startswith("expected")}
+    bad("num_q_heads", case)
+
+
+def nothing_expected():
+    case = base("prefill_q8kv4_one_key")
+    del case.tensors["expected.out"], case.tensors["expected.lse"]
+    refused("expected", "check", folder.write(case))
+    msa("run", folder.path(), "-o", folder.path("out"))
+    case["expected.scores"] = Tensor("F32", [1], bytes(4)) # not what the operation computes
+    refused("expected", "check", folder.write(case))
+
+
+def error_bits():
+    def set_bits(words, **values):
+        case = base("prefill_q8kv4_scale")
+        for name, (index, value) in values.items():
+            case[name].set_number(index, value)
+        bad(words, case)
+        refused(words, "check", "--poison", "255", folder.path())
+
+    rows = base("prefill_q8kv4_scale")["q"].shape[0]
+    for value in 12, 1 << 30, -2, -(1 << 31):
+        set_bits(["topk", "error bit 1"], topk=(20, value))
+    for value in 15, -1, (1 << 31) - 1, -(1 << 31):
+        set_bits(["page_table", "error bit 2"], page_table=(base("prefill_q8kv4_scale")["topk"].numbers()[0], value))
+    for value in -1, -(1 << 31):
+        set_bits(["kv_lens", "error bit 4"], kv_lens=(0, value))
+    for value in rows + 1, -1, (1 << 31) - 1:
+        set_bits(["cu_seqlens_q", "error bit 4"], cu_seqlens_q=(1, value))
+    set_bits(["cu_seqlens_q", "error bit 4"], cu_seqlens_q=(0, 1))
+    for value in 12 * 128 + 1, (1 << 31) - 1:
+        set_bits("error bit 8", kv_lens=(0, value))
+
+
+def random_damage():
+    """Flipped bytes anywhere in the header, and random values in the small tensors: any status, but never a crash."""
+    source = random.Random(1)
+    for name in "prefill_q8kv4_one_key", "index_nvfp4_h2":
+        case = base(name)
+        header, data = case.header()
+        text = json.dumps(header).encode()
+        for _ in range(100):
+            damaged = bytearray(text)
+            for _ in range(source.choice([1, 1, 2, 5])):
+                damaged[source.randrange(len(damaged))] = source.choice(b'0123456789{}[]",:e-. \x00\x80')
+            casefile.write_raw(folder.path(), bytes(damaged), data)
+            any_status()
+        for _ in range(50):
+            damaged = case.copy()
+            for key in "cu_seqlens_q", "kv_lens", "page_table", "topk":
+                if key in damaged.tensors and source.random() < 0.7:
+                    count = len(damaged[key].data) // 4
+                    value = source.choice([source.randrange(-5, 5000), source.randrange(-1 << 31, 1 << 31)])
+                    damaged[key].set_number(source.randrange(count), value)
+            damaged.write(folder.path())
+            any_status("--poison", "255")
+
+
+def any_status(*options):
+    run = subprocess.run([TOOL, "check", *options, folder.path()], env=ENVIRONMENT, capture_output=True, timeout=TIMEOUT)
+    assert run.returncode in (0, 1, 2), "status %d: %s" % (run.returncode, run.stderr.decode(errors="replace"))
+    assert run.stderr.count(b"\n") == (run.returncode == 2), run.stderr.decode(errors="replace")
+
+
+def little_memory():
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert peak < 400 * 1024, "a hostile file took %d KiB" % peak
+
+
+# ---- usage
+
+def usage():
+    good = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
+    for option in "--help", "-h", "help":
+        text = msa(option)
+        assert all("msa " + command in text for command in ("run", "check", "make", "bench", "info")), text
+    assert msa("--version").startswith("msa ")
+    for command in "run", "check", "make", "bench", "info":
+        text = msa(command, "--help")
+        assert "Usage: msa " + command in text and "--help" in text, text
+    run = subprocess.run([TOOL], env=ENVIRONMENT, capture_output=True)
+    assert run.returncode == 2 and b"Usage" in run.stderr and not run.stdout
+    refused("frobnicate", "frobnicate")
+    refused("--frobnicate", "check", "--frobnicate", good)
+    refused("case file", "check")
+    refused("case file", "run", "-o", folder.path("out"))
+    refused("case file", "run", good, good, "-o", folder.path("out"))
+    refused("-o", "run", good)
+    refused("--output", "run", good, "--output")
+    refused("extra", "info", "extra")
+    for option, values in {"--threads": ["0", "-1", "1025", "x", "", "1.5", " 1"], "--device": ["", "gpu", "cuda:", "cuda:x", "cuda:-1"],
+                           "--precision": ["", "exactly"], "--plan": ["index"], "--strategy": ["best"],
+                           "--poison": ["256", "-1", "x"]}.items():
+        for value in values:
+            refused(option, "check", option + "=" + value, good)
+    refused("isa", "check", "--isa", "mmx", good)
+
+
+def device_without_backend():
+    good = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
+    refused("device", "check", "--device", "cuda:1000", good)
+    assert msa("check", "--device", "cpu", good)
+
+
+def bad_outputs():
+    good = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
+    before = set(os.listdir(folder.name))
+    for path in folder.path("none/out"), folder.name, "/proc/none", "":
+        refused("cannot be written", "run", good, "-o", path)
+    if os.path.exists("/dev/full"):
+        refused("cannot be written", "run", good, "-o", "/dev/full")
+        with open("/dev/full", "w") as full:
+            status = subprocess.run([TOOL, "check", good], env=ENVIRONMENT, stdout=full, stderr=subprocess.DEVNULL).returncode
+        assert status == 2, "an output that cannot be written went unnoticed"
+    msa("run", good, "-o", "/dev/null")
+    assert not os.path.isfile("/dev/null"), "the device was replaced"
+    assert set(os.listdir(folder.name)) == before, "a partial file was left"
+
+
+def overwritten_output():
+    good = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
+    path = folder.path("kept")
+    with open(path, "w") as file:
+        file.write("old")
+    case = base("prefill_q8kv4_scale")
+    case["topk"].set_number(0, 1 << 30)
+    refused("topk", "run", folder.write(case), "-o", path)
+    with open(path) as file:
+        assert file.read() == "old", "a failed run touched the output"
+    msa("run", good, "-o", path)
+    assert casefile.read(path)["lse"].data == bytes(64)
+
+
+def info():
+    text = msa("info")
+    assert "cpu" in text and "attention_c" in text
+    parsed = json.loads(msa("info", "--json"))
+    assert parsed["devices"][0]["device"] == "cpu" and "c" in parsed["cpu_isas"]
+    kernels = parsed["kernels"]
+    assert any(kernel["name"] == "attention_c" and kernel["available"] for kernel in kernels)
+    lines = msa("info", "--markdown").splitlines()
+    assert all(line.startswith("| ") or line.startswith("|---") for line in lines)
+    assert len({line.count("|") for line in lines}) == 1, "rows of different length"
+    assert len(lines) == 2 + len({(kernel["operation"], kernel["formats"]) for kernel in kernels})
+
+
+def progress():
+    """On a terminal, work of some seconds shows progress and gives the same line; short work shows nothing."""
+    case = base("prefill_q8kv8_gqa4")
+    copies = 80
+    for name in "q", "expected.out", "expected.lse":
+        case[name] = Tensor(case[name].dtype, [40 * copies] + case[name].shape[1:], case[name].data * copies)
+    case["topk"] = Tensor("I32", [2, 40 * copies, 16], b"".join(list_ * copies for list_ in case["topk"].rows(1)))
+    case["cu_seqlens_q"] = ints([40 * i for i in range(copies + 1)])
+    case["kv_lens"] = ints(case["kv_lens"].numbers() * copies)
+    case["page_table"] = ints(case["page_table"].numbers() * copies, [copies, case["page_table"].shape[1]])
+    long = folder.write(case)
+    short = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
+    plain = msa("check", "--hash", "--threads", "1", "--isa", "c", long)
+    for path, shows in (long, True), (short, False):
+        controller, terminal = pty.openpty()
+        tool = subprocess.Popen([TOOL, "check", "--hash", "--threads", "1", "--isa", "c", path], env=ENVIRONMENT,
+                                stdout=subprocess.PIPE, stderr=terminal)
+        os.close(terminal)
+        output = tool.communicate(timeout=TIMEOUT)[0].decode()
+        shown = b""
+        try:
+            while True:
+                shown += os.read(controller, 4096)
+        except OSError: # the end, on Linux
+            pass
+        os.close(controller)
+        assert tool.returncode == 0 and (b"%" in shown) == shows, shown
+        assert path == short or output == plain
+
+
+def main():
+    # First, so that the peak of memory is theirs.
+    test("hostile length and data", hostile_prefixes)
+    test("hostile JSON", hostile_json)
+    test("hostile tensor entries", hostile_entries)
+    test("hostile files", hostile_files)
+    test("damaged files never crash", random_damage)
+    test("hostile files take little memory", little_memory)
+    for name in "prefill_q8kv4_global_scale", "index_nvfp4_h2", "hf_layer_q8kv8", "layout_slots_quad":
+        test("every tensor of %s left out, or of another rank, dtype, shape" % name, every_tensor_changed, name)
+    test("unknown tensor names", unknown_names)
+    test("lengths that disagree", disagreeing_lengths)
+    test("caches given twice", caches_given_twice)
+    test("bad metadata", bad_metadata)
+    test("unsupported formats", unsupported_formats)
+    test("nothing expected", nothing_expected)
+    test("error bits", error_bits)
+    for name, tensor, index, key in ("prefill_q8kv4_scale", "out", 4321, "out"), ("prefill_q8kv4_scale", "lse", 17, "lse"), \
+            ("index_nvfp4_h2", "scores", 0, "scores"), ("hf_layer_q8kv8", "out", 99999, "out"):
+        test("%s of %s moved past its tolerance" % (tensor, name), move_past_tolerance, name, tensor, index, key)
+    test("NaN and infinity where a number is right", special_values)
+    test("K and V exchanged", exchange_keys_and_values)
+    test("a page of a list replaced", replace_listed_page)
+    test("lists and counts changed", change_lists)
+    test("another sm_scale", wrong_scale)
+    test("layout kv", joint_layout)
+    test("layout kv_slots, linear", slot_layout, "linear")
+    test("layout kv_slots, quad", slot_layout, "quad")
+    test("separate V scales in quad order", separate_quad_scales)
+    test("cu_seqlens_k in place of kv_lens", cumulative_keys)
+    test("data at any alignment", unaligned_offsets)
+    test("known tensors that the operation does not use", unused_tensors)
+    test("descales", unit_scales)
+    test("empty requests", empty_requests)
+    test("padding rows", padding_rows)
+    test("no rows, no requests", no_rows)
+    test("more queries than keys", more_queries_than_keys)
+    test("a page table without columns", table_without_columns)
+    test("out_dtype", out_dtype)
+    test("usage", usage)
+    test("devices", device_without_backend)
+    test("outputs that cannot be written", bad_outputs)
+    test("outputs that exist", overwritten_output)
+    test("info", info)
+    test("progress", progress)
+    all_cases()
+    folder.cleanup()
+    print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % counts)
+    sys.exit(counts["failed"] != 0)
+
+
+main()
