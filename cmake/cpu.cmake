@@ -3,6 +3,12 @@
 # set and the compiler knows it. MSA_HAVE_<ISA> then lets the list of kernels name its functions; whether the machine can run
 # them is asked when a context is made.
 
+# In unrolled vector code clang's pointer checks take minutes to compile, and AddressSanitizer sees the same faults.
+set(isa_sanitize)
+if(MSA_SANITIZE MATCHES undefined AND CMAKE_C_COMPILER_ID MATCHES Clang)
+    set(isa_sanitize -fno-sanitize=null,alignment,pointer-overflow,object-size -Wno-pass-failed)
+endif()
+
 # msa_isa(NAME PROCESSORS FLAG...)
 function(msa_isa isa processors)
     set(sources ${MSA_SOURCES})
@@ -13,7 +19,7 @@ function(msa_isa isa processors)
         check_c_compiler_flag("${flags}" MSA_COMPILER_HAS_${upper})
     endif()
     if(MSA_COMPILER_HAS_${upper} AND sources)
-        set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${ARGN}")
+        set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${ARGN};${isa_sanitize}")
         target_compile_definitions(msa_objects PUBLIC MSA_HAVE_${upper}=1)
     else()
         set_source_files_properties(${sources} PROPERTIES HEADER_FILE_ONLY ON)

@@ -25,7 +25,7 @@ string(REGEX REPLACE "/$" "" MSA_PC_PREFIX ${MSA_PC_PREFIX})
 configure_file(cmake/msa.pc.in msa.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/msa.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-if(TARGET msa)
+if(MSA_TOOLS)
     install(TARGETS msa)
     install(FILES docs/msa.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 endif()

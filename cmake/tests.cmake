@@ -119,6 +119,11 @@ else()
     msa_add_test(test_faults "" test_faults)
 endif()
 
+# The NEON kernels of any other machine, cross-compiled and emulated.
+if(NOT CMAKE_CROSSCOMPILING AND NOT MSA_SANITIZE AND NOT MSA_COVERAGE)
+    msa_add_test(test_neon "" scripts/test-neon ${CMAKE_CURRENT_BINARY_DIR}/neon)
+endif()
+
 # ---------------------------------------------------------------------------------------------------- the tool
 
 if(MSA_TOOLS)
@@ -129,6 +134,7 @@ if(MSA_TOOLS)
     msa_add_test(test_bench small ${Python3_EXECUTABLE} tests/test_bench.py $<TARGET_FILE:msa>)
 endif()
 if(NOT MSA_SANITIZE AND NOT MSA_COVERAGE AND NOT CMAKE_CROSSCOMPILING)
+    msa_add_test(test_symbols "" tests/test_symbols.sh $<TARGET_FILE:msa_shared> include/msa.h)
     msa_add_test(test_install "" tests/test_install.sh ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                  ${CMAKE_C_COMPILER})
 endif()

@@ -9,7 +9,7 @@
 /^\[  FAILED  \] [0-9]+ test\(s\)/ { here_failed += $4 }
 /^\[  SKIPPED \] [0-9]+ test\(s\)/ { here_skipped += $4 }
 /^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$/ { here_passed += $1; here_failed += $3; here_skipped += $5 }
-/^skip(ped)?:? / || (/^\[  SKIPPED \] / && $5 !~ /^test/) { print "  skipped in " name ": " $0 }
+/^skip: / || /: skipped \(/ || (/^\[  SKIPPED \] / && $5 !~ /^test/) { print "  skipped in " name ": " $0 }
 /^Test (Passed|Failed)\.$/ && started {
     if ($2 == "Failed." && !here_failed)
         here_failed = 1

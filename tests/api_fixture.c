@@ -35,17 +35,18 @@ void *fixture_place(struct fixture *f, size_t bytes)
 
 void fixture_remember(struct fixture *f)
 {
-    memcpy(f->snapshot, f->arena, ARENA_BYTES);
+    f->remembered = f->used;
+    memcpy(f->snapshot, f->arena, f->remembered);
 }
 
 bool fixture_untouched(const struct fixture *f)
 {
-    return memcmp(f->snapshot, f->arena, ARENA_BYTES) == 0;
+    return memcmp(f->snapshot, f->arena, f->remembered) == 0;
 }
 
 void fixture_restore(struct fixture *f)
 {
-    memcpy(f->arena, f->snapshot, ARENA_BYTES);
+    memcpy(f->arena, f->snapshot, f->remembered);
 }
 
 static void *place_i32(struct fixture *f, const int32_t *values, size_t count)
@@ -345,7 +346,8 @@ static void check_row(struct fixture *f, call_fn *call, const struct row *row)
     if (status != row->status)
         fail_msg("%s = %s: status \"%s\" (%s), must be \"%s\"", row->name, text, msa_status_string(status),
                  status ? msa_last_error() : "", msa_status_string(row->status));
-    if (!has_word(msa_last_error(), row->name) || !strstr(msa_last_error(), text) || !strstr(msa_last_error(), row->rule))
+    if (!has_word(msa_last_error(), row->name) || !strstr(msa_last_error(), text) ||
+        !strstr(msa_last_error(), row->rule))
         fail_msg("message \"%s\" lacks \"%s\", \"%s\" or \"%s\"", msa_last_error(), row->name, text, row->rule);
     if (!fixture_untouched(f))
         fail_msg("%s = %s: refused, but memory was written", row->name, text);

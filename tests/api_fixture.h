@@ -54,7 +54,7 @@ struct fixture {
 
     /* All tensors and the workspace lie in one arena, with gaps between them, so that one comparison sees any write. */
     uint8_t *arena, *snapshot;
-    size_t used;
+    size_t used, remembered;
 };
 
 /* A context with two lent threads (serial_for), the arena and the valid stateless calls. */
@@ -73,7 +73,7 @@ void fixture_index(struct fixture *f, msa_dtype q, msa_dtype k, int outputs, pla
 
 /* Bytes from the arena, filled with noise, 256-byte aligned, at least 64 bytes from their neighbours. */
 void *fixture_place(struct fixture *f, size_t bytes);
-/* Remembers the arena; says whether a byte of it has changed since; puts it back. */
+/* Remembers what is placed; says whether a byte of it, or of the gaps, has changed since; puts it back. */
 void fixture_remember(struct fixture *f);
 bool fixture_untouched(const struct fixture *f);
 void fixture_restore(struct fixture *f);
@@ -110,7 +110,8 @@ struct row {
 /* Arguments that are not fields of a struct. */
 #define NUL_ARG(member, name) \
     {offsetof(struct fixture, member), SET_NULL, 0, 0, MSA_ERROR_INVALID_ARGUMENT, name, "NULL", "must"}
-#define NO_ARGS(name) {offsetof(struct fixture, no_args), SET_NULL, 0, 0, MSA_ERROR_INVALID_ARGUMENT, name, "NULL", "struct"}
+#define NO_ARGS(name) \
+    {offsetof(struct fixture, no_args), SET_NULL, 0, 0, MSA_ERROR_INVALID_ARGUMENT, name, "NULL", "struct"}
 #define OTHER_PLAN                                                                                                \
     {offsetof(struct fixture, plan), SET_ALIAS, offsetof(struct fixture, other_plan), 0, MSA_ERROR_INVALID_ARGUMENT, \
      "plan", "a plan of", "must be a plan of"}
@@ -119,10 +120,10 @@ struct row {
         I64(s, size, (int64_t)sizeof(type) - 8, "INIT macro")
 
 /* Strides in a struct `s`: negative, misaligned, past the address space; for outputs also overlapping ones. */
-#define STRIDE(s, field, align)                                                                                        \
-    I64(s, field, -(align), "must not be negative"), I64(s, field, INT64_MIN + 1, "must not be negative"),             \
-        I64(s, field, (align) / 2, "must be a multiple of " #align), I64(s, field, INT64_MAX, "must be a multiple of "), \
-        I64(s, field, INT64_MAX / 16 * 16, "2^63 bytes")
+#define STRIDE(s, field, align)                                                                            \
+    I64(s, field, -(align), "must not be negative"), I64(s, field, INT64_MIN + 1, "must not be negative"), \
+        I64(s, field, (align) / 2, "must be a multiple of " #align),                                       \
+        I64(s, field, INT64_MAX, "must be a multiple of "), I64(s, field, INT64_MAX / 16 * 16, "2^63 bytes")
 #define OVERLAP(s, field, align) I64(s, field, 0, "overlap"), I64(s, field, align, "overlap")
 
 typedef msa_status call_fn(struct fixture *f);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_cuda.c - what only a CUDA device has: captured graphs whose inputs change in place, streams, and the state of the
- * device that a caller finds after a call. Empty unless checkkernel runs on a CUDA device.
+ * check_cuda.c - what only a CUDA device has: captured graphs whose inputs change in place, streams, and the state of
+ * the device that a caller finds after a call. Empty unless checkkernel runs on a CUDA device.
  */
 #include "checkkernel.h"
 
@@ -44,11 +44,23 @@ static problem problem_new(harness *h, bool index, bool decode, msa_dtype q, msa
     requests.padding_rows = 3;
     problem p = {NULL, NULL};
     if (index) {
-        index_spec s = {.requests = requests, .q_dtype = q, .k_dtype = kv, .decode = decode, .heads = 2, .topk = 4, .outputs = outputs};
+        index_spec s = {.requests = requests,
+                        .q_dtype = q,
+                        .k_dtype = kv,
+                        .decode = decode,
+                        .heads = 2,
+                        .topk = 4,
+                        .outputs = outputs};
         p.index = index_new(h, &s);
     } else {
-        attention_spec s = {.requests = requests, .q_dtype = q, .kv_dtype = kv, .decode = decode, .q_heads = 8, .kv_heads = 2,
-                            .topk = 6, .scaled = true};
+        attention_spec s = {.requests = requests,
+                            .q_dtype = q,
+                            .kv_dtype = kv,
+                            .decode = decode,
+                            .q_heads = 8,
+                            .kv_heads = 2,
+                            .topk = 6,
+                            .scaled = true};
         p.attention = attention_new(h, &s);
     }
     return p;
@@ -157,7 +169,8 @@ static void poison(const trial *t, region *workspace, random_stream *r)
 
 /* ------------------------------------------------------------------------------------------------------- graphs */
 
-static bool capture(harness *h, const problem *p, msa_plan *plan, const region *workspace, cudaStream_t stream, cudaGraphExec_t *graph)
+static bool capture(harness *h, const problem *p, msa_plan *plan, const region *workspace, cudaStream_t stream,
+                    cudaGraphExec_t *graph)
 {
     cudaGraph_t captured;
     if (!cuda_ok(h, "begin capture", cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal)))
@@ -173,8 +186,8 @@ static bool capture(harness *h, const problem *p, msa_plan *plan, const region *
 }
 
 /* One replay with changed inputs against a direct call of another plan. */
-static void replay(harness *h, const problem *p, msa_plan *const plans[2], region *workspace, cudaStream_t stream, cudaGraphExec_t graph,
-                   random_stream *r)
+static void replay(harness *h, const problem *p, msa_plan *const plans[2], region *workspace, cudaStream_t stream,
+                   cudaGraphExec_t graph, random_stream *r)
 {
     trial *t = trial_of(p);
     uint32_t bits[2];
@@ -205,7 +218,8 @@ static void graph_test(harness *h, problem p, int replays)
     }
     t->plan = NULL;
     region *workspace = arena_region(&t->scratch, msa_plan_workspace(plans[0]), 256);
-    if (cuda_ok(h, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) && capture(h, &p, plans[0], workspace, stream, &graph))
+    if (cuda_ok(h, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) &&
+        capture(h, &p, plans[0], workspace, stream, &graph))
         for (int i = 0; i < replays && !h->test_failed; i++)
             replay(h, &p, plans, workspace, stream, graph, &r);
     if (graph)
@@ -222,9 +236,11 @@ static void check_graphs(harness *h)
     for (int pair = 0; pair < NUM_ATTENTION_PAIRS; pair++)
         for (int decode = 0; decode < 2; decode++) {
             const format_pair *f = &attention_pairs[pair];
-            if (!test_begin(h, "graph", "%s/%s-%s", decode ? "decode" : "prefill", format_name(f->q), format_name(f->kv)))
+            if (!test_begin(h, "graph", "%s/%s-%s", decode ? "decode" : "prefill", format_name(f->q),
+                            format_name(f->kv)))
                 continue;
-            graph_test(h, problem_new(h, false, decode, f->q, f->kv, 0), pair == 1 && !h->options.quick ? 1000 : replays);
+            graph_test(h, problem_new(h, false, decode, f->q, f->kv, 0),
+                       pair == 1 && !h->options.quick ? 1000 : replays);
             test_end(h);
         }
     for (int pair = 0; pair < NUM_INDEX_PAIRS; pair++)
@@ -244,7 +260,8 @@ static void check_streams(harness *h)
 {
     if (!test_begin(h, "stream", "two-plans"))
         return;
-    problem p[2] = {problem_new(h, false, false, MSA_E4M3, MSA_NVFP4, 0), problem_new(h, false, true, MSA_BF16, MSA_BF16, 0)};
+    problem p[2] = {problem_new(h, false, false, MSA_E4M3, MSA_NVFP4, 0),
+                    problem_new(h, false, true, MSA_BF16, MSA_BF16, 0)};
     uint8_t *expected[2];
     cudaStream_t streams[2];
     random_stream r = test_random(h);
@@ -359,11 +376,17 @@ static void check_far_attention(harness *h)
     if (!test_begin(h, "device", "far-pages/attention"))
         return;
     const int64_t stride = INT64_C(0x60000000);
-    attention_spec s = {.requests = batch_of(1, LENGTHS(3), LENGTHS(300)), .q_dtype = MSA_E4M3, .kv_dtype = MSA_E4M3, .q_heads = 4,
-                        .kv_heads = 2, .topk = 3, .list = list_all_pages};
+    attention_spec s = {.requests = batch_of(1, LENGTHS(3), LENGTHS(300)),
+                        .q_dtype = MSA_E4M3,
+                        .kv_dtype = MSA_E4M3,
+                        .q_heads = 4,
+                        .kv_heads = 2,
+                        .topk = 3,
+                        .list = list_all_pages};
     attention_case *c = attention_new(h, &s);
     int64_t bytes = 2 * MSA_PAGE_SIZE * MSA_HEAD_DIM;
-    void *k = far_pages(c->args.k, c->b.num_pages, bytes, stride), *v = far_pages(c->args.v, c->b.num_pages, bytes, stride);
+    void *k = far_pages(c->args.k, c->b.num_pages, bytes, stride),
+         *v = far_pages(c->args.v, c->b.num_pages, bytes, stride);
     if (k && v) {
         trial_run_once(h, &c->t, h->levels[0].one);
         uint8_t *expected = outputs_copy(&c->t);

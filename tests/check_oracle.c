@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_oracle.c - the oracle itself against case files, whose answers come from other programs (docs/testing.md). The
+ * check_oracle.c - the oracle itself against case files, whose answers come from other programs. The
  * library is compared with the same files by `msa check`; here it takes no part.
  */
 #include "casefile.h"

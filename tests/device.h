@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * device.h - host memory that kernels of a CUDA device read and write in place, under its own address, so that tests give
- * the same buffers, with their guard pages and canaries, to every device.
+ * device.h - host memory that kernels of a CUDA device read and write in place, under its own address, so that tests
+ * give the same buffers, with their guard pages and canaries, to every device.
  */
 #ifndef MSA_TESTS_DEVICE_H
 #define MSA_TESTS_DEVICE_H

@@ -1,23 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * libFuzzer target: arbitrary argument structs. A valid call has up to four of its fields replaced: any value for choices,
- * NULL or any misalignment for pointers, negative, misaligned, overlapping, zero and overflowing strides, counts that are
- * negative, smaller or past their limit. What could only be memory that is not there (a count within its limits, but larger
- * than the buffers) is left out: no library can notice that.
+ * libFuzzer target: arbitrary argument structs. A valid call has up to four of its fields replaced: any value for
+ * choices, NULL or any misalignment for pointers, negative, misaligned, overlapping, zero and overflowing strides,
+ * counts that are negative, smaller or past their limit. What could only be memory that is not there (a count within
+ * its limits, but larger than the buffers) is left out: no library can notice that.
  *
  * Each call gives a status and, if that is no success, a message, and has then written nothing.
  */
 #include <string.h>
 
+#include "fuzz_fields.h"
 #include "hostile.h"
 
 enum {
-    ROWS = 5,
-    KV_HEADS = 2,
-    Q_HEADS = 4,
-    PAGES = 3,
-    TABLE = 2,
-    TOPK = 3,
     BUFFER = 200 << 10, /* holds every tensor in any format, dense or with strides up to MAX_STRIDE */
     MAX_STRIDE = 256,
     NUM_BUFFERS = 18,
@@ -28,18 +23,6 @@ static uint8_t *memory, *snapshot; /* NUM_BUFFERS buffers */
 static int used_buffers;
 
 /* ------------------------------------------------------------------------------------------------ fields */
-
-enum kind { SIZE, CHOICE, NUMBER, COUNT32, COUNT64, POINTER, STRIDE };
-
-struct field {
-    enum kind kind;
-    size_t offset;
-    int64_t right, limit; /* COUNT: the valid call's, and the largest that the header allows */
-};
-
-#define F_SIZE(type) {SIZE, offsetof(type, size), 0, 0}
-#define F(type, kind, field) {kind, offsetof(type, field), 0, 0}
-#define F_COUNT(type, kind, field, right, limit) {kind, offsetof(type, field), right, limit}
 
 static int64_t take_i64(struct input *in)
 {
@@ -96,8 +79,8 @@ static void replace(struct input *in, void *args, const struct field *field, siz
 
     switch (field->kind) {
     case SIZE:
-        memcpy(place, &(size_t){take(in, 2) ? (size_t)take(in, 256) : take(in, 2) ? size + (size_t)take(in, 256) : SIZE_MAX},
-               sizeof(size_t));
+        size = rarely(in, 4) ? SIZE_MAX : take(in, 2) ? (size_t)take(in, 256) : size + (size_t)take(in, 256);
+        memcpy(place, &size, sizeof(size));
         break;
     case CHOICE:
         memcpy(place, &(int32_t){take_choice(in)}, 4);
@@ -217,62 +200,11 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     snapshot = malloc((size_t)NUM_BUFFERS * BUFFER);
     CHECK(snapshot);
     for (size_t i = 0; i < (size_t)NUM_BUFFERS * BUFFER; i++)
-        memory[i] = (uint8_t)(i * 37 >> 3);
+        memory[i] = (uint8_t)(i * 2654435761u >> 24 | 1); /* no byte is 0: a cleared one shows */
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ planned operations */
-
-typedef msa_attention_desc AD;
-static const struct field attention_desc_fields[] = {
-    F_SIZE(AD), F(AD, CHOICE, q_dtype), F(AD, CHOICE, kv_dtype), F(AD, CHOICE, out_dtype), F(AD, CHOICE, num_q_heads),
-    F(AD, CHOICE, num_kv_heads), F(AD, CHOICE, num_lists), F(AD, CHOICE, head_dim), F(AD, CHOICE, page_size),
-    F(AD, CHOICE, causal), F(AD, CHOICE, topk), F(AD, NUMBER, sm_scale), F(AD, CHOICE, precision), F(AD, CHOICE, strategy),
-    F(AD, CHOICE, v_scale_order), F(AD, CHOICE, partials), F(AD, CHOICE, max_batch), F(AD, STRIDE, max_total_q),
-    F(AD, STRIDE, max_kv_len),
-};
-
-typedef msa_index_desc ID;
-static const struct field index_desc_fields[] = {
-    F_SIZE(ID), F(ID, CHOICE, q_dtype), F(ID, CHOICE, k_dtype), F(ID, CHOICE, num_index_heads), F(ID, CHOICE, head_dim),
-    F(ID, CHOICE, page_size), F(ID, CHOICE, causal), F(ID, CHOICE, topk), F(ID, CHOICE, init_pages),
-    F(ID, CHOICE, local_pages), F(ID, CHOICE, topk_order), F(ID, CHOICE, precision), F(ID, CHOICE, outputs),
-    F(ID, CHOICE, max_batch), F(ID, STRIDE, max_total_q), F(ID, STRIDE, max_kv_len),
-};
-
-typedef msa_step ST;
-static const struct field step_fields[] = {
-    F_SIZE(ST), F_COUNT(ST, COUNT32, batch, 2, 2), F_COUNT(ST, COUNT64, total_q, ROWS, ROWS), F(ST, POINTER, cu_seqlens_q),
-    F(ST, POINTER, kv_lens), F(ST, POINTER, cu_seqlens_k), F(ST, POINTER, page_table), F(ST, STRIDE, page_table_stride),
-    F(ST, POINTER, topk), F(ST, STRIDE, topk_head_stride), F(ST, STRIDE, topk_row_stride), F(ST, POINTER, workspace),
-};
-
-typedef msa_attention_args AA;
-static const struct field attention_fields[] = {
-    F_SIZE(AA), F(AA, POINTER, q), F(AA, STRIDE, q_row_stride), F(AA, STRIDE, q_head_stride), F(AA, POINTER, k),
-    F(AA, STRIDE, k_page_stride), F(AA, STRIDE, k_head_stride), F(AA, STRIDE, k_token_stride), F(AA, POINTER, v),
-    F(AA, STRIDE, v_page_stride), F(AA, STRIDE, v_head_stride), F(AA, STRIDE, v_token_stride), F(AA, POINTER, k_scale),
-    F(AA, STRIDE, k_scale_page_stride), F(AA, STRIDE, k_scale_head_stride), F(AA, STRIDE, k_scale_token_stride),
-    F(AA, POINTER, v_scale), F(AA, STRIDE, v_scale_page_stride), F(AA, STRIDE, v_scale_head_stride),
-    F(AA, STRIDE, v_scale_token_stride), F_COUNT(AA, COUNT64, num_pages, PAGES, INT32_MAX), F(AA, POINTER, q_descale),
-    F(AA, STRIDE, q_descale_stride), F(AA, POINTER, k_descale), F(AA, STRIDE, k_descale_stride), F(AA, POINTER, v_descale),
-    F(AA, STRIDE, v_descale_stride), F(AA, POINTER, k_global_scale), F(AA, POINTER, v_global_scale), F(AA, POINTER, out),
-    F(AA, STRIDE, out_row_stride), F(AA, STRIDE, out_head_stride), F(AA, POINTER, lse), F(AA, STRIDE, lse_row_stride),
-    F(AA, STRIDE, lse_head_stride), F(AA, POINTER, o_partial), F(AA, STRIDE, o_partial_split_stride),
-    F(AA, STRIDE, o_partial_row_stride), F(AA, STRIDE, o_partial_head_stride), F(AA, POINTER, lse_partial),
-    F(AA, STRIDE, lse_partial_split_stride), F(AA, STRIDE, lse_partial_row_stride), F(AA, STRIDE, lse_partial_head_stride),
-    F(AA, POINTER, split_counts), F(AA, STRIDE, split_counts_row_stride), F(AA, STRIDE, split_counts_head_stride),
-};
-
-typedef msa_index_args IA;
-static const struct field index_fields[] = {
-    F_SIZE(IA), F(IA, POINTER, index_q), F(IA, STRIDE, index_q_row_stride), F(IA, STRIDE, index_q_head_stride),
-    F(IA, POINTER, index_k), F(IA, STRIDE, index_k_page_stride), F(IA, STRIDE, index_k_token_stride),
-    F(IA, POINTER, index_k_scale), F(IA, STRIDE, index_k_scale_page_stride), F(IA, STRIDE, index_k_scale_token_stride),
-    F_COUNT(IA, COUNT64, num_pages, PAGES, INT32_MAX), F(IA, POINTER, scores), F(IA, STRIDE, scores_head_stride),
-    F(IA, STRIDE, scores_row_stride), F(IA, POINTER, topk), F(IA, STRIDE, topk_head_stride), F(IA, STRIDE, topk_row_stride),
-    F(IA, POINTER, num_valid_pages),
-};
+/* ----------------------------------------------------------------------------------------------- planned operations */
 
 #define HOSTILE(in, args, fields) hostile_copy(in, &(args), sizeof(args), fields, sizeof(fields) / sizeof((fields)[0]))
 
@@ -402,15 +334,6 @@ static void fuzz_index(struct input *in)
 
 /* ------------------------------------------------------------------------------------------------ stateless calls */
 
-typedef msa_topk_args TA;
-static const struct field topk_fields[] = {
-    F_SIZE(TA), F(TA, POINTER, scores), F(TA, STRIDE, scores_head_stride), F(TA, STRIDE, scores_row_stride),
-    F_COUNT(TA, COUNT32, num_heads, KV_HEADS, 1024), F_COUNT(TA, COUNT64, rows, ROWS, INT32_MAX),
-    F_COUNT(TA, COUNT32, columns, 16, 8192), F(TA, POINTER, valid_pages), F(TA, CHOICE, k), F(TA, CHOICE, init_pages),
-    F(TA, CHOICE, local_pages), F(TA, CHOICE, order), F(TA, POINTER, topk), F(TA, STRIDE, topk_head_stride),
-    F(TA, STRIDE, topk_row_stride),
-};
-
 static void fuzz_topk(struct input *in)
 {
     msa_topk_args args = MSA_TOPK_ARGS_INIT, *hostile;
@@ -426,18 +349,6 @@ static void fuzz_topk(struct input *in)
     check_status(msa_topk(context, hostile, NULL));
     free(hostile);
 }
-
-typedef msa_combine_args CA;
-static const struct field combine_fields[] = {
-    F_SIZE(CA), F_COUNT(CA, COUNT32, num_splits, TOPK, 32), F_COUNT(CA, COUNT64, rows, ROWS, INT32_MAX),
-    F_COUNT(CA, COUNT32, num_q_heads, Q_HEADS, 1024), F_COUNT(CA, COUNT32, num_kv_heads, KV_HEADS, 1024),
-    F(CA, CHOICE, o_partial_dtype), F(CA, POINTER, o_partial), F(CA, STRIDE, o_partial_split_stride),
-    F(CA, STRIDE, o_partial_row_stride), F(CA, STRIDE, o_partial_head_stride), F(CA, POINTER, lse_partial),
-    F(CA, STRIDE, lse_partial_split_stride), F(CA, STRIDE, lse_partial_row_stride), F(CA, STRIDE, lse_partial_head_stride),
-    F(CA, POINTER, split_counts), F(CA, STRIDE, split_counts_row_stride), F(CA, STRIDE, split_counts_head_stride),
-    F(CA, CHOICE, out_dtype), F(CA, POINTER, out), F(CA, STRIDE, out_row_stride), F(CA, STRIDE, out_head_stride),
-    F(CA, POINTER, lse), F(CA, STRIDE, lse_row_stride), F(CA, STRIDE, lse_head_stride),
-};
 
 static void fuzz_combine(struct input *in)
 {
@@ -457,20 +368,6 @@ static void fuzz_combine(struct input *in)
     check_status(msa_combine(context, hostile, NULL));
     free(hostile);
 }
-
-typedef msa_merge_args MA;
-static const struct field merge_fields[] = {
-    F_SIZE(MA), F_COUNT(MA, COUNT32, num_states, 2, 32), F(MA, POINTER, states), F_COUNT(MA, COUNT64, rows, ROWS, INT32_MAX),
-    F_COUNT(MA, COUNT32, num_q_heads, Q_HEADS, 1024), F(MA, CHOICE, out_dtype), F(MA, POINTER, out),
-    F(MA, STRIDE, out_row_stride), F(MA, STRIDE, out_head_stride), F(MA, POINTER, lse), F(MA, STRIDE, lse_row_stride),
-    F(MA, STRIDE, lse_head_stride),
-};
-
-typedef msa_merge_state MS;
-static const struct field state_fields[] = {
-    F(MS, POINTER, out), F(MS, STRIDE, out_row_stride), F(MS, STRIDE, out_head_stride), F(MS, CHOICE, out_dtype),
-    F(MS, POINTER, lse), F(MS, STRIDE, lse_row_stride), F(MS, STRIDE, lse_head_stride),
-};
 
 static void fuzz_merge(struct input *in)
 {
@@ -497,14 +394,6 @@ static void fuzz_merge(struct input *in)
     free(hostile);
 }
 
-typedef msa_quantise_args QA;
-static const struct field quantise_fields[] = {
-    F_SIZE(QA), F_COUNT(QA, COUNT64, rows, ROWS, INT32_MAX), F_COUNT(QA, COUNT64, cols, 128, 1 << 20),
-    F(QA, CHOICE, src_dtype), F(QA, POINTER, src), F(QA, STRIDE, src_row_stride), F(QA, CHOICE, dst_dtype),
-    F(QA, POINTER, dst), F(QA, STRIDE, dst_row_stride), F(QA, POINTER, scale), F(QA, STRIDE, scale_row_stride),
-    F(QA, POINTER, descale),
-};
-
 static void fuzz_quantise(struct input *in)
 {
     msa_quantise_args args = MSA_QUANTISE_ARGS_INIT, *hostile;
@@ -524,13 +413,6 @@ static void fuzz_quantise(struct input *in)
     free(hostile);
 }
 
-typedef msa_convert_args VA;
-static const struct field convert_fields[] = {
-    F_SIZE(VA), F_COUNT(VA, COUNT64, rows, ROWS, INT32_MAX), F_COUNT(VA, COUNT64, cols, 128, 1 << 20),
-    F(VA, CHOICE, src_dtype), F(VA, POINTER, src), F(VA, STRIDE, src_row_stride), F(VA, POINTER, scale),
-    F(VA, STRIDE, scale_row_stride), F(VA, CHOICE, dst_dtype), F(VA, POINTER, dst), F(VA, STRIDE, dst_row_stride),
-};
-
 static void fuzz_convert(struct input *in)
 {
     msa_convert_args args = MSA_CONVERT_ARGS_INIT, *hostile;
@@ -548,23 +430,6 @@ static void fuzz_convert(struct input *in)
     check_status(msa_convert(context, hostile, NULL));
     free(hostile);
 }
-
-typedef msa_cache_write_args WA;
-static const struct field write_fields[] = {
-    F_SIZE(WA), F_COUNT(WA, COUNT64, tokens, ROWS, INT32_MAX), F(WA, POINTER, slot_mapping),
-    F_COUNT(WA, COUNT64, num_pages, PAGES, INT32_MAX), F_COUNT(WA, COUNT32, num_kv_heads, KV_HEADS, 1024),
-    F(WA, CHOICE, src_dtype), F(WA, POINTER, k_new), F(WA, STRIDE, k_new_row_stride), F(WA, STRIDE, k_new_head_stride),
-    F(WA, POINTER, v_new), F(WA, STRIDE, v_new_row_stride), F(WA, STRIDE, v_new_head_stride), F(WA, POINTER, index_k_new),
-    F(WA, STRIDE, index_k_new_row_stride), F(WA, CHOICE, kv_dtype), F(WA, POINTER, k), F(WA, STRIDE, k_page_stride),
-    F(WA, STRIDE, k_head_stride), F(WA, STRIDE, k_token_stride), F(WA, POINTER, v), F(WA, STRIDE, v_page_stride),
-    F(WA, STRIDE, v_head_stride), F(WA, STRIDE, v_token_stride), F(WA, POINTER, k_scale), F(WA, STRIDE, k_scale_page_stride),
-    F(WA, STRIDE, k_scale_head_stride), F(WA, STRIDE, k_scale_token_stride), F(WA, POINTER, v_scale),
-    F(WA, STRIDE, v_scale_page_stride), F(WA, STRIDE, v_scale_head_stride), F(WA, STRIDE, v_scale_token_stride),
-    F(WA, CHOICE, v_scale_order), F(WA, POINTER, k_descale), F(WA, STRIDE, k_descale_stride), F(WA, POINTER, v_descale),
-    F(WA, STRIDE, v_descale_stride), F(WA, CHOICE, index_k_dtype), F(WA, POINTER, index_k), F(WA, STRIDE, index_k_page_stride),
-    F(WA, STRIDE, index_k_token_stride), F(WA, POINTER, index_k_scale), F(WA, STRIDE, index_k_scale_page_stride),
-    F(WA, STRIDE, index_k_scale_token_stride),
-};
 
 static void fuzz_write(struct input *in)
 {

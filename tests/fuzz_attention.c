@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * libFuzzer target: bytes become a whole small problem of prefill or decode: formats, heads, strides, lengths, tables, lists
- * and values, good and bad ones. Whatever they are:
+ * libFuzzer target: bytes become a whole small problem of prefill or decode: formats, heads, strides, lengths, tables,
+ * lists and values, good and bad ones. Whatever they are:
  * - every call succeeds, and the error word has exactly the bits that the values ask for;
  * - what must be written is written, and no other byte of an output;
  * - rows that see nothing are 0 and -inf, and one head of one row lies within the oracle's bounds;
- * - the same bits come back with another order of tasks over several threads, another workspace content, and other values
- *   in every byte that no visible key, row or table entry names;
+ * - the same bits come back with another order of tasks over several threads, another workspace content, and other
+ * values in every byte that no visible key, row or table entry names;
  * - a request gives the same bits alone.
  */
 #include <math.h>
 #include <string.h>
 
 #include "hostile.h"
-#include "number.h"
 #include "oracle.h"
 
 static msa_context *serial, *reversed;
@@ -142,8 +141,7 @@ static int use_list(struct problem *p, int b, int64_t row, int64_t head)
 {
     struct requests *r = &p->requests;
     const int64_t list = head / (p->desc.num_kv_heads / p->desc.num_lists), position = requests_position(r, b, row);
-    const int64_t length = r->kv[b] < r->max_kv_len ? r->kv[b] : r->max_kv_len;
-    const int64_t keys = position + 1 < length ? position + 1 : length;
+    const int64_t keys = position + 1 < 128 * r->max_pages ? position + 1 : 128 * r->max_pages;
     bool seen[MAX_PAGES + 1] = {false};
     int visible = 0;
 
@@ -204,7 +202,8 @@ static void use_problem(struct problem *p)
 
 static void set_cache(const struct problem *p, msa_attention_args *args)
 {
-    const struct tensor *k = &p->tensor[K], *v = &p->tensor[V], *k_scale = &p->tensor[K_SCALE], *v_scale = &p->tensor[V_SCALE];
+    const struct tensor *k = &p->tensor[K], *v = &p->tensor[V], *k_scale = &p->tensor[K_SCALE],
+                        *v_scale = &p->tensor[V_SCALE];
     const struct tensor *factor = &p->tensor[FACTOR];
     const float *factors = (const float *)factor->data;
 
@@ -232,7 +231,8 @@ static void set_cache(const struct problem *p, msa_attention_args *args)
 /* The arguments, from row `first` on. */
 static msa_attention_args make_args(const struct problem *p, int64_t first)
 {
-    const struct tensor *q = &p->tensor[Q], *out = &p->tensor[OUT], *lse = &p->tensor[LSE], *counts = &p->tensor[COUNTS];
+    const struct tensor *q = &p->tensor[Q], *out = &p->tensor[OUT], *lse = &p->tensor[LSE],
+                        *counts = &p->tensor[COUNTS];
     msa_attention_args args = MSA_ATTENTION_ARGS_INIT;
 
     set_cache(p, &args);
@@ -303,25 +303,20 @@ static void check_rows(struct problem *p)
     }
 }
 
-static double half_value(const struct problem *p, const uint8_t *at)
-{
-    uint16_t half;
-
-    memcpy(&half, at, 2);
-    return (double)(p->desc.out_dtype == MSA_FP16 || (p->desc.out_dtype == MSA_DTYPE_DEFAULT && p->desc.q_dtype == MSA_FP16)
-                        ? fp16_to_f32(half) : bf16_to_f32(half));
-}
-
 /* One head of one row against double precision. The rounding of the output comes on top of the oracle's bound. */
 static void check_oracle(struct input *in, const struct problem *p)
 {
     const struct requests *r = &p->requests;
     const msa_attention_args args = make_args(p, 0);
     msa_step step = requests_step(r, -1, NULL);
+    const bool fp16 = p->desc.out_dtype == MSA_FP16 || (!p->desc.out_dtype && p->desc.q_dtype == MSA_FP16);
+    bool tame = p->desc.sm_scale <= 1.0f; /* wild numbers overflow in FP32, and not in double */
     oracle_state expected;
     float lse;
 
-    if (!r->owners || !r->cu[r->owners] || p->desc.partials || p->desc.sm_scale > 1.0f)
+    for (int i = Q; i <= V_SCALE; i++)
+        tame = tame && (p->tensor[i].tame || !p->tensor[i].data);
+    if (!tame || (r->bits & MSA_ERROR_BIT_CAPACITY) || !r->owners || !r->cu[r->owners] || p->desc.partials)
         return;
     const int64_t row = pick(in, r->cu[r->owners]), head = pick(in, p->desc.num_q_heads);
 
@@ -330,15 +325,14 @@ static void check_oracle(struct input *in, const struct problem *p)
     step.topk_row_stride = p->tensor[LIST].stride[1];
     CHECK(oracle_attention_row(&p->desc, &step, &args, row, (int32_t)head, &expected));
     memcpy(&lse, tensor_row(&p->tensor[LSE], row, head, 0), 4);
-    if (!isfinite(expected.lse)) {
-        CHECK(isnan(expected.lse) ? isnan(lse) : lse == -INFINITY);
-        return;
-    }
+    if (expected.lse == -INFINITY)
+        return; /* check_rows has seen it */
     CHECK(fabs((double)lse - expected.lse) <= expected.lse_bound + 1e-6 * fabs(expected.lse));
     for (int d = 0; d < 128; d++) {
-        const double got = half_value(p, tensor_row(&p->tensor[OUT], row, head, 0) + 2 * d), e = expected.out[d];
+        const double got = oracle_value(fp16 ? MSA_FP16 : MSA_BF16, tensor_row(&p->tensor[OUT], row, head, 0) + 2 * d);
+        const double e = expected.out[d];
 
-        CHECK(isnan(e) ? isnan(got) : fabs(got - e) <= expected.out_bound[d] + fabs(e) / 256 + 0x1p-24);
+        CHECK(fabs(got - e) <= expected.out_bound[d] + fabs(e) / 256 + 0x1p-24);
     }
 }
 

@@ -2,12 +2,12 @@
  *
  * libFuzzer target for the reader of case files: safetensors.c, case.c, and what runs a case that was accepted.
  *
- * An input that begins with '{' is a header: tensors in it that have no data_offsets get the next free place, its length
- * is put in front, and what follows its first NUL, repeated, is the data. So a change of one shape still makes a file that
- * hangs together. All else is a file as it stands.
+ * An input that begins with '{' is a header: tensors in it that have no data_offsets get the next free place, its
+ * length is put in front, and what follows its first NUL, repeated, is the data. So a change of one shape still makes a
+ * file that hangs together. All else is a file as it stands.
  *
- * Whatever the bytes: a refused file gives status 2 and one line on stderr; an accepted one runs, and gives the same bits
- * when everything that no visible key names is overwritten.
+ * Whatever the bytes: a refused file gives status 2 and one line on stderr; an accepted one runs, and gives the same
+ * bits when everything that no visible key names is overwritten.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -55,7 +55,8 @@ static size_t entry_bytes(const json_t *entry)
     size_t bytes = 0;
     int type = 0;
 
-    while (type < NUM_TENSOR_DTYPES && !(json_is_string(dtype) && !strcmp(json_string_value(dtype), tensor_dtype_name(type))))
+    while (type < NUM_TENSOR_DTYPES &&
+           !(json_is_string(dtype) && !strcmp(json_string_value(dtype), tensor_dtype_name(type))))
         type++;
     if (type == NUM_TENSOR_DTYPES || rank > TENSOR_MAX_RANK)
         return MAX_DATA + 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * libFuzzer target: bytes become a whole small problem of the indexer: formats, heads, strides, lengths, tables and values,
- * good and bad ones. Whatever they are, what fuzz_attention.c says of its calls holds here too; and where scores and lists
- * are both written, the lists are what the selection rules make of the scores.
+ * libFuzzer target: bytes become a whole small problem of the indexer: formats, heads, strides, lengths, tables and
+ * values, good and bad ones. Whatever they are, what fuzz_attention.c says of its calls holds here too; and where
+ * scores and lists are both written, the lists are what the selection rules make of the scores.
  */
 #include <math.h>
 #include <string.h>
@@ -62,7 +62,11 @@ static void make_problem(struct input *in, struct problem *p)
     const int64_t rows = p->requests.rows, heads = d->num_index_heads, keys[2] = {p->requests.pool, 128};
 
     p->tensor[Q] = tensor_make(in, INPUT, 16, d->q_dtype == MSA_E4M3 ? 128 : 256, 2, (int64_t[]){rows, heads});
-    p->tensor[K] = tensor_make(in, INPUT, 16, d->k_dtype == MSA_NVFP4 ? 64 : d->k_dtype == MSA_E4M3 ? 128 : 256, 2, keys);
+    p->tensor[K] = tensor_make(in, INPUT, 16,
+                               d->k_dtype == MSA_NVFP4  ? 64
+                               : d->k_dtype == MSA_E4M3 ? 128
+                                                        : 256,
+                               2, keys);
     if (d->k_dtype == MSA_NVFP4)
         p->tensor[K_SCALE] = tensor_make(in, INPUT, 8, 8, 2, keys);
     if (d->outputs & MSA_INDEX_SCORES)

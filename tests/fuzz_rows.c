@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * libFuzzer target: bytes become one call of top-k, combine, merge, quantise, convert or cache write, with any shapes,
- * strides and values. Every call succeeds, writes all that it must and nothing else, and gives the same bits with another
- * order of tasks over several threads and other values in all bytes it may not use. Top-k, quantise, convert and cache write
- * agree with the oracle.
+ * strides and values. Every call succeeds, writes all that it must and nothing else, and gives the same bits with
+ * another order of tasks over several threads and other values in all bytes it may not use. Top-k, quantise, convert
+ * and cache write agree with the oracle.
  */
 #include <math.h>
 #include <string.h>
@@ -32,8 +32,8 @@ struct call {
 };
 
 /* A tensor of the call; all of an output is written unless the caller says otherwise (used = false). */
-static struct tensor *add(struct call *c, struct input *in, enum tensor_kind kind, size_t align, size_t row_bytes, int axes,
-                          const int64_t *extents)
+static struct tensor *add(struct call *c, struct input *in, enum tensor_kind kind, size_t align, size_t row_bytes,
+                          int axes, const int64_t *extents)
 {
     struct tensor *t = &c->tensor[c->inputs + c->outputs];
 
@@ -93,7 +93,8 @@ static void fill_scores(struct input *in, struct tensor *scores, int64_t columns
     static const float values[8] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 0.5f};
 
     for (int64_t i = 0; i < scores->extent[0] * scores->extent[1] * columns; i++)
-        memcpy(tensor_row(scores, i / columns / scores->extent[1], i / columns % scores->extent[1], 0) + i % columns * 4,
+        memcpy(tensor_row(scores, i / columns / scores->extent[1], i / columns % scores->extent[1], 0) +
+                   i % columns * 4,
                &values[pick(in, 8)], 4);
 }
 
@@ -160,7 +161,8 @@ static msa_status run_merge(msa_context *context, const void *args)
 }
 
 /* LSE of a state: few values, so that empty, equal and NaN ones meet. States past the row's count are not used. */
-static void fill_state(struct input *in, struct tensor *lse, struct tensor *out, int64_t i, int64_t j, int64_t k, bool counted)
+static void fill_state(struct input *in, struct tensor *lse, struct tensor *out, int64_t i, int64_t j, int64_t k,
+                       bool counted)
 {
     static const float values[8] = {-INFINITY, INFINITY, 0.0f, 1.0f, 1000.0f, -1000.0f, NAN, 0.25f};
 
@@ -189,7 +191,8 @@ static void fuzz_combine(struct input *in, struct call *c)
     struct tensor *out = add(c, in, OUTPUT, 16, 256, 2, extents + 1), *lse = add(c, in, OUTPUT, 4, 4, 2, extents + 1);
 
     for (int64_t i = 0; i < rows * kv_heads; i++)
-        memcpy(tensor_row(counts, i / kv_heads, i % kv_heads, 0), &(int32_t){rarely(in, 8) ? take_i32(in) : take(in, 6)}, 4);
+        memcpy(tensor_row(counts, i / kv_heads, i % kv_heads, 0),
+               &(int32_t){rarely(in, 8) ? take_i32(in) : take(in, 6)}, 4);
     for (int64_t i = 0; i < splits * rows * heads; i++) {
         const int64_t split = i / heads / rows, row = i / heads % rows, head = i % heads;
         int32_t count;
@@ -235,8 +238,8 @@ static void fuzz_merge(struct input *in, struct call *c)
 
         for (int64_t i = 0; i < rows * heads; i++)
             fill_state(in, lse, out, i / heads, i % heads, 0, true);
-        states[s] = (msa_merge_state){out->data, out->given[0], out->given[1], dtype, (const float *)lse->data, lse->given[0],
-                                      lse->given[1]};
+        states[s] = (msa_merge_state){out->data,     out->given[0], out->given[1], dtype, (const float *)lse->data,
+                                      lse->given[0], lse->given[1]};
     }
 
     struct tensor *out = add(c, in, OUTPUT, 16, args.out_dtype == MSA_F32 ? 512 : 256, 2, extents);
@@ -480,7 +483,8 @@ static void fuzz_write(struct input *in, struct call *c)
 
     for (int i = 0; i < 3; i++) {
         if (parts >> i & 1)
-            part[i].source = add(c, in, INPUT, element, cache_row_bytes(src), i < 2 ? 2 : 1, (int64_t[]){tokens, heads});
+            part[i].source =
+                add(c, in, INPUT, element, cache_row_bytes(src), i < 2 ? 2 : 1, (int64_t[]){tokens, heads});
     }
     for (int i = 0; i < 3; i++) {
         if (parts >> i & 1)
@@ -526,8 +530,8 @@ static void fuzz_write(struct input *in, struct call *c)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
-    static void (*const operations[])(struct input *, struct call *) = {fuzz_topk, fuzz_combine, fuzz_merge, fuzz_quantise,
-                                                                        fuzz_convert, fuzz_write};
+    static void (*const operations[])(struct input *, struct call *) = {fuzz_topk,     fuzz_combine, fuzz_merge,
+                                                                        fuzz_quantise, fuzz_convert, fuzz_write};
     struct input in = input_open(bytes, size);
     struct call call = {.inputs = 0};
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * hostile.h - what the fuzz targets build problems with: decisions from an input's bytes; tensors in memory that ends where
- * they end, with any nesting and gaps of strides, which know which of their bytes a call may use; and the lengths and page
- * tables of a step, good and bad.
+ * hostile.h - what the fuzz targets build problems with: decisions from an input's bytes; tensors in memory that ends
+ * where they end, with any nesting and gaps of strides, which know which of their bytes a call may use; and the lengths
+ * and page tables of a step, good and bad.
  */
 #ifndef MSA_TESTS_HOSTILE_H
 #define MSA_TESTS_HOSTILE_H
@@ -55,12 +55,13 @@ struct tensor {
     uint8_t *data; /* NULL if it is empty */
     uint8_t *used; /* per byte: an input's may be read, an output's must be written */
     size_t bytes, row_bytes;
+    bool tame; /* every number of every format is finite and below 2 */
     int axes;
     int64_t extent[MAX_AXES], stride[MAX_AXES]; /* outermost first */
-    int64_t given[MAX_AXES];                    /* the strides to pass: MSA_DENSE, or garbage where it must not matter */
+    int64_t given[MAX_AXES]; /* the strides to pass: MSA_DENSE, or garbage where it must not matter */
 };
 
-/* Contents: noise for inputs (mostly finite numbers in any format), PATTERN for outputs. `align` is that of base and strides. */
+/* Contents: noise for inputs (mostly tame), PATTERN for outputs. `align` is that of base and strides. */
 struct tensor tensor_make(struct input *in, enum tensor_kind kind, size_t align, size_t row_bytes, int axes,
                           const int64_t *extents);
 void tensor_free(struct tensor *t);
@@ -85,7 +86,7 @@ struct requests {
     int batch, rows; /* rows of the tensors: padding may follow the last request's */
     int64_t max_kv_len;
     int max_pages, pool; /* pool: physical pages */
-    int owners;          /* requests whose rows are known: the batch, or 0 if lengths are bad or there is nothing to do */
+    int owners; /* requests whose rows are known: the batch, or 0 if lengths are bad or there is nothing to do */
     bool good;           /* the lengths make sense */
     int32_t cu[MAX_BATCH + 1], kv[MAX_BATCH];
     struct tensor cu_q, kv_lens, table;

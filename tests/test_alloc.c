@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Host memory: the caller's allocator serves everything, a failure at every N-th allocation is reported and leaks nothing,
- * and neither prepare nor run nor a stateless call allocates.
+ * Host memory: the caller's allocator serves everything, a failure at every N-th allocation is reported and leaks
+ * nothing, and neither prepare nor run nor a stateless call allocates.
  */
 #include "api_fixture.h"
 
@@ -39,7 +39,8 @@ static void counting_free(void *data, void *pointer)
     free(pointer);
 }
 
-/* What a user makes: a context, a plan of each operation, a workspace that grows. Gives what exists when a step fails. */
+/* What a user makes: a context, a plan of each operation, a workspace that grows. After a failure it holds what came
+ * before. */
 struct session {
     msa_context *context;
     msa_plan *plans[4];
@@ -132,7 +133,8 @@ static void failed_objects_are_null(void **state)
     assert_null(context);
     assert_int_equal(msa_context_create(&options, &context), MSA_SUCCESS);
     counter.fail_at = counter.calls + 1;
-    assert_int_equal(msa_prefill_plan(context, &(msa_attention_desc)MSA_ATTENTION_DESC_INIT, &plan), MSA_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(msa_prefill_plan(context, &(msa_attention_desc)MSA_ATTENTION_DESC_INIT, &plan),
+                     MSA_ERROR_OUT_OF_MEMORY);
     assert_null(plan);
     counter.fail_at = counter.calls + 1;
     assert_int_equal(msa_workspace_create(context, 8, &workspace), MSA_ERROR_OUT_OF_MEMORY);
@@ -235,8 +237,11 @@ static void no_growth(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_allocation_can_fail), cmocka_unit_test(failed_objects_are_null), cmocka_unit_test(huge_plans),
-        cmocka_unit_test(no_allocation_at_work),     cmocka_unit_test(no_growth),
+        cmocka_unit_test(every_allocation_can_fail),
+        cmocka_unit_test(failed_objects_are_null),
+        cmocka_unit_test(huge_plans),
+        cmocka_unit_test(no_allocation_at_work),
+        cmocka_unit_test(no_growth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

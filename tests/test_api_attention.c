@@ -27,8 +27,9 @@ static void open_operation(struct fixture *f, bool decode, msa_dtype q, msa_dtyp
 {
     use_operation(decode);
     fixture_open(f);
-    assert_int_equal((decode ? msa_prefill_plan : msa_decode_plan)(f->context, &(msa_attention_desc)MSA_ATTENTION_DESC_INIT,
-                                                                   &f->other_plan), MSA_SUCCESS);
+    assert_int_equal((decode ? msa_prefill_plan : msa_decode_plan)(
+                         f->context, &(msa_attention_desc)MSA_ATTENTION_DESC_INIT, &f->other_plan),
+                     MSA_SUCCESS);
     fixture_attention(f, q, kv, partials, plan_fn, prepare_function);
 }
 
@@ -57,6 +58,7 @@ static msa_status call_run(struct fixture *f)
 #define D_NO_CODE(field, value, rule) NO_CODE(attention, field, value, rule)
 #define D_DTYPE(field, dtype, rule) DTYPE(attention, field, dtype, rule)
 
+/* clang-format off */
 static const struct row plan_rows[] = {
     NUL_ARG(context, "context"),
     NUL_ARG(plan_out, "plan"),
@@ -66,7 +68,8 @@ static const struct row plan_rows[] = {
     D_DTYPE(q_dtype, NVFP4, "must be E4M3 with"),
     DTYPE_RANGE(attention, kv_dtype), D_DTYPE(kv_dtype, E5M2, "only E4M3"), D_DTYPE(kv_dtype, F32, "must be E4M3 with"),
     D_DTYPE(kv_dtype, BF16, "must be E4M3 with"), D_DTYPE(kv_dtype, FP16, "must be E4M3 with"),
-    DTYPE_RANGE(attention, out_dtype), D_DTYPE(out_dtype, E5M2, "only E4M3"), D_DTYPE(out_dtype, F32, "must be BF16 or FP16"),
+    DTYPE_RANGE(attention, out_dtype), D_DTYPE(out_dtype, E5M2, "only E4M3"),
+    D_DTYPE(out_dtype, F32, "must be BF16 or FP16"),
     D_DTYPE(out_dtype, E4M3, "must be BF16 or FP16"), D_DTYPE(out_dtype, NVFP4, "must be BF16 or FP16"),
     D(num_q_heads, 0, "must be 1.."), D(num_q_heads, -4, "must be 1.."), D(num_q_heads, INT32_MAX, "must be 1.."),
     D(num_q_heads, 3, "multiple of num_kv_heads = 2"), D(num_q_heads, 1, "multiple of num_kv_heads = 2"),
@@ -80,11 +83,13 @@ static const struct row plan_rows[] = {
     D_NO_CODE(head_dim, 256, "only 128"), D_NO_CODE(head_dim, -128, "only 128"),
     D_NO_CODE(page_size, 0, "only 128"), D_NO_CODE(page_size, 1, "only 128"), D_NO_CODE(page_size, 16, "only 128"),
     D_NO_CODE(page_size, 64, "only 128"), D_NO_CODE(page_size, 127, "only 128"), D_NO_CODE(page_size, 129, "only 128"),
-    D_NO_CODE(page_size, 256, "only 128"), D_NO_CODE(page_size, 640, "only 128"), D_NO_CODE(page_size, -128, "only 128"),
+    D_NO_CODE(page_size, 256, "only 128"), D_NO_CODE(page_size, 640, "only 128"),
+    D_NO_CODE(page_size, -128, "only 128"),
     D_NO_CODE(causal, 0, "only causal"), D_NO_CODE(causal, 2, "only causal"), D_NO_CODE(causal, -1, "only causal"),
     D(topk, 0, "must be 1..32"), D_NO_CODE(topk, 33, "must be 1..32"), D(topk, -1, "must be 1..32"),
     D_NO_CODE(topk, INT32_MAX, "must be 1..32"),
-    F32(attention, sm_scale, NAN, "nan", "must be finite and > 0"), F32(attention, sm_scale, 0, "0", "must be finite and > 0"),
+    F32(attention, sm_scale, NAN, "nan", "must be finite and > 0"),
+    F32(attention, sm_scale, 0, "0", "must be finite and > 0"),
     F32(attention, sm_scale, -1, "-1", "must be finite and > 0"),
     F32(attention, sm_scale, INFINITY, "inf", "must be finite and > 0"),
     F32(attention, sm_scale, -INFINITY, "-inf", "must be finite and > 0"),
@@ -108,7 +113,8 @@ static const struct row prepare_rows[] = {
     OTHER_PLAN,
     NO_ARGS("step"),
     SIZE_FIELD(step, msa_step),
-    I32(step, batch, -1, "must be 0..2"), I32(step, batch, 3, "must be 0..2"), I32(step, batch, INT32_MAX, "must be 0..2"),
+    I32(step, batch, -1, "must be 0..2"), I32(step, batch, 3, "must be 0..2"),
+    I32(step, batch, INT32_MAX, "must be 0..2"),
     S(total_q, -1, "must be 0..5"), S(total_q, 6, "must be 0..5"), S(total_q, INT64_MAX, "must be 0..5"),
     S(total_q, INT64_MIN, "must be 0..5"),
     NUL(step, cu_seqlens_q), SHIFT(step, cu_seqlens_q, 2, "aligned to 4"),
@@ -116,7 +122,8 @@ static const struct row prepare_rows[] = {
     ALIAS(step, cu_seqlens_k, step.cu_seqlens_q, "must be NULL when kv_lens is given"),
     NUL(step, page_table), SHIFT(step, page_table, 3, "aligned to 4"), STRIDE(step, page_table_stride, 4),
     S(page_table_stride, 4, "at least 8 bytes"),
-    NUL(step, topk), SHIFT(step, topk, 2, "aligned to 4"), STRIDE(step, topk_head_stride, 4), STRIDE(step, topk_row_stride, 4),
+    NUL(step, topk), SHIFT(step, topk, 2, "aligned to 4"), STRIDE(step, topk_head_stride, 4),
+    STRIDE(step, topk_row_stride, 4),
     NUL(step, workspace), SHIFT(step, workspace, 128, "aligned to 256"), SHIFT(step, workspace, 16, "aligned to 256"),
     S(workspace_bytes, 0, "must be at least"), S(workspace_bytes, 255, "must be at least"),
 };
@@ -140,7 +147,8 @@ static const struct row run_rows[] = {
 };
 
 static const struct row run_rows_outputs[] = {
-    NUL(attend, out), SHIFT(attend, out, 8, "aligned to 16"), R_OUTPUT(out_row_stride, 16), R_OUTPUT(out_head_stride, 16),
+    NUL(attend, out), SHIFT(attend, out, 8, "aligned to 16"), R_OUTPUT(out_row_stride, 16),
+    R_OUTPUT(out_head_stride, 16),
     SHIFT(attend, lse, 2, "aligned to 4"), R_OUTPUT(lse_row_stride, 4), STRIDE(attend, lse_head_stride, 4),
     R(lse_head_stride, 0, "overlap"),
     ALIAS(attend, o_partial, attend.out, "must be NULL, the plan has no partials"),
@@ -166,7 +174,8 @@ static const struct row run_rows_e4m3[] = {
     SHIFT(attend, k_descale, 1, "aligned to 4"), STRIDE(attend, k_descale_stride, 4),
     SHIFT(attend, v_descale, 3, "aligned to 4"), STRIDE(attend, v_descale_stride, 4),
     ALIAS(attend, k_scale, attend.k, "only NVFP4"), ALIAS(attend, v_scale, attend.k, "only NVFP4"),
-    ALIAS(attend, k_global_scale, attend.k_descale, "only NVFP4"), ALIAS(attend, v_global_scale, attend.k_descale, "only NVFP4"),
+    ALIAS(attend, k_global_scale, attend.k_descale, "only NVFP4"),
+    ALIAS(attend, v_global_scale, attend.k_descale, "only NVFP4"),
 };
 
 static const struct row run_rows_nvfp4[] = {
@@ -183,6 +192,7 @@ static const struct row run_rows_16_bit[] = {
     ALIAS(attend, v_descale, attend.q, "only E4M3"), ALIAS(attend, k_global_scale, attend.q, "only NVFP4"),
     ALIAS(attend, v_global_scale, attend.q, "only NVFP4"),
 };
+/* clang-format on */
 
 /* ------------------------------------------------------------------------------------------------ the tests */
 

@@ -73,6 +73,7 @@ static msa_status call_plan_error(struct fixture *f)
     return msa_plan_error(f->plan, f->bits_out, NULL);
 }
 
+/* clang-format off */
 static const struct row options_rows[] = {
     SIZE_FIELD(options, msa_context_options),
     I32(options, device, -2, "a CUDA ordinal >= 0"), I32(options, device, INT32_MIN, "a CUDA ordinal >= 0"),
@@ -84,13 +85,17 @@ static const struct row context_info_rows[] = {
     NUL_ARG(context, "context"), NO_ARGS("info"), SIZE_FIELD(context_info, msa_context_info),
 };
 static const struct row kernel_rows[] = {
-    NO_ARGS("info"), SIZE_FIELD(kernel_info, msa_kernel_info),
-    {offsetof(struct fixture, kernel_index), SET_I64, 100000, 0, MSA_ERROR_INVALID_ARGUMENT, "index", NULL, "less than"},
-    {offsetof(struct fixture, kernel_index), SET_I64, INT64_MAX, 0, MSA_ERROR_INVALID_ARGUMENT, "index", NULL, "less than"},
+    NO_ARGS("info"),
+    SIZE_FIELD(kernel_info, msa_kernel_info),
+    {offsetof(struct fixture, kernel_index), SET_I64, 100000, 0, MSA_ERROR_INVALID_ARGUMENT, "index", NULL,
+     "less than"},
+    {offsetof(struct fixture, kernel_index), SET_I64, INT64_MAX, 0, MSA_ERROR_INVALID_ARGUMENT, "index", NULL,
+     "less than"},
 };
 static const struct row plan_info_rows[] = {
     NUL_ARG(plan, "plan"), NO_ARGS("info"), SIZE_FIELD(plan_info, msa_plan_info),
 };
+/* clang-format on */
 static const struct row plan_error_rows[] = {NUL_ARG(plan, "plan"), NUL_ARG(bits_out, "bits")};
 
 static void tables(void **state)
@@ -305,7 +310,8 @@ static void kernel_list(void **state)
 
         if (msa_kernel_get(f->context, count, &info))
             break;
-        assert_true(strlen(info.name) > 0 && strlen(info.operation) > 0 && strlen(info.formats) > 0 && strlen(info.isa) > 0);
+        assert_true(strlen(info.name) > 0 && strlen(info.operation) > 0 && strlen(info.formats) > 0 &&
+                    strlen(info.isa) > 0);
         assert_int_equal(info.available, !strcmp(info.isa, "c"));
         available += (size_t)info.available;
         assert_int_equal(msa_kernel_get(NULL, count, &info), MSA_SUCCESS);

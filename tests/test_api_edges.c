@@ -368,8 +368,6 @@ static void shared_workspace(void **state)
         assert_int_equal(msa_index_prefill_run(scorer, &f.score, NULL), MSA_SUCCESS);
         memset(f.attend.out, 0, FIX_ROWS * FIX_Q_HEADS * 256);
         assert_int_equal(step(&f, &operations[0]), 0);
-        memset(f.score.topk, 0, FIX_ROWS * 16 * 4);
-        memset((uint8_t *)f.snapshot + ((uint8_t *)f.score.topk - f.arena), 0, FIX_ROWS * 16 * 4);
         assert_true(fixture_untouched(&f));
     }
     msa_workspace_destroy(workspace);
@@ -407,7 +405,8 @@ static void workspace_is_monotone(void **state)
 
         open_operation(&f, op);
         for (int round = 0; round < 1000; round++) {
-            const int32_t batch = 1 + below(&noise, 1 << below(&noise, 10)), rows = 1 + below(&noise, 1 << below(&noise, 13));
+            const int32_t batch = 1 + below(&noise, 1 << below(&noise, 10));
+            const int32_t rows = 1 + below(&noise, 1 << below(&noise, 13));
             const int32_t keys = 1 + below(&noise, 1 << below(&noise, 20));
 
             f.index.num_index_heads = 1 << below(&noise, 7);
@@ -425,11 +424,13 @@ static void workspace_is_monotone(void **state)
             f.attention.topk = f.index.topk += below(&noise, 33 - f.index.topk);
             f.attention.max_batch = f.index.max_batch = batch + below(&noise, 3) * below(&noise, 100);
             f.attention.max_total_q = f.index.max_total_q = rows + below(&noise, 3) * below(&noise, 1000);
-            f.attention.max_kv_len = f.index.max_kv_len = keys + below(&noise, 2) * below(&noise, MSA_MAX_KV_LEN - keys);
+            f.attention.max_kv_len = f.index.max_kv_len =
+                keys + below(&noise, 2) * below(&noise, MSA_MAX_KV_LEN - keys);
             const size_t large = workspace_of(op, &f);
 
             if (small > large)
-                fail_msg("%s: batch %d, %d rows, %d keys need %zu bytes, a larger plan of batch %d, %d rows, %d keys only %zu",
+                fail_msg("%s: batch %d, %d rows, %d keys need %zu bytes, a larger plan of batch %d, %d rows, %d keys "
+                         "only %zu",
                          op->name, batch, rows, keys, small, (int)f.index.max_batch, (int)f.index.max_total_q,
                          (int)f.index.max_kv_len, large);
         }

@@ -58,16 +58,20 @@ static msa_status call_topk(struct fixture *f)
 #define FORCED(s, field, value, text) \
     ROW(s, field, SET_I32, value, 0, MSA_ERROR_INVALID_ARGUMENT, text, "init_pages + local_pages")
 
+/* clang-format off */
 static const struct row plan_rows[] = {
     NUL_ARG(context, "context"),
     NUL_ARG(plan_out, "plan"),
     NO_ARGS("desc"),
     SIZE_FIELD(index, msa_index_desc),
-    DTYPE_RANGE(index, q_dtype), DTYPE(index, q_dtype, E5M2, "only E4M3"), DTYPE(index, q_dtype, F32, "must be E4M3 with"),
+    DTYPE_RANGE(index, q_dtype), DTYPE(index, q_dtype, E5M2, "only E4M3"),
+    DTYPE(index, q_dtype, F32, "must be E4M3 with"),
     DTYPE(index, q_dtype, FP16, "must be E4M3 with"), DTYPE(index, q_dtype, BF16, "must be E4M3 with"),
-    DTYPE_RANGE(index, k_dtype), DTYPE(index, k_dtype, E5M2, "only E4M3"), DTYPE(index, k_dtype, F32, "must be E4M3 with"),
+    DTYPE_RANGE(index, k_dtype), DTYPE(index, k_dtype, E5M2, "only E4M3"),
+    DTYPE(index, k_dtype, F32, "must be E4M3 with"),
     DTYPE(index, k_dtype, BF16, "must be E4M3 with"), DTYPE(index, k_dtype, FP16, "must be E4M3 with"),
-    D(num_index_heads, 0, "must be 1..64"), D(num_index_heads, -1, "must be 1..64"), D(num_index_heads, 65, "must be 1..64"),
+    D(num_index_heads, 0, "must be 1..64"), D(num_index_heads, -1, "must be 1..64"),
+    D(num_index_heads, 65, "must be 1..64"),
     D(num_index_heads, INT32_MAX, "must be 1..64"),
     D_NO_CODE(head_dim, 0, "only 128"), D_NO_CODE(head_dim, 64, "only 128"), D_NO_CODE(head_dim, 127, "only 128"),
     D_NO_CODE(head_dim, 256, "only 128"), D_NO_CODE(head_dim, -128, "only 128"),
@@ -123,7 +127,8 @@ static const struct row run_rows[] = {
 };
 
 static const struct row run_rows_nvfp4[] = {
-    NUL(score, index_k_scale), SHIFT(score, index_k_scale, 4, "aligned to 8"), STRIDE(score, index_k_scale_page_stride, 8),
+    NUL(score, index_k_scale), SHIFT(score, index_k_scale, 4, "aligned to 8"),
+    STRIDE(score, index_k_scale_page_stride, 8),
     STRIDE(score, index_k_scale_token_stride, 8),
 };
 
@@ -160,11 +165,13 @@ static const struct row topk_rows[] = {
     NUL(topk, valid_pages), SHIFT(topk, valid_pages, 1, "aligned to 4"),
     I32(topk, k, 0, "must be 1..32"), NO_CODE(topk, k, 33, "must be 1..32"), I32(topk, k, -1, "must be 1..32"),
     I32(topk, init_pages, -1, "must be >= 0"), FORCED(topk, init_pages, 3, "= 4"),
-    I32(topk, local_pages, 0, "must be >= 1"), I32(topk, local_pages, -5, "must be >= 1"), FORCED(topk, local_pages, 4, "= 4"),
+    I32(topk, local_pages, 0, "must be >= 1"), I32(topk, local_pages, -5, "must be >= 1"),
+    FORCED(topk, local_pages, 4, "= 4"),
     I32(topk, order, 2, "must be 0..1"), I32(topk, order, -1, "must be 0..1"),
     NUL(topk, topk), SHIFT(topk, topk, 3, "aligned to 4"), STRIDE(topk, topk_head_stride, 4),
     OVERLAP(topk, topk_head_stride, 4), STRIDE(topk, topk_row_stride, 4), OVERLAP(topk, topk_row_stride, 4),
 };
+/* clang-format on */
 
 /* ------------------------------------------------------------------------------------------------ the tests */
 

@@ -44,6 +44,7 @@ static msa_status call_write(struct fixture *f)
 
 #define C(field, value, rule) I32(combine, field, value, rule)
 
+/* clang-format off */
 static const struct row combine_rows[] = {
     NUL_ARG(context, "context"),
     NO_ARGS("args"),
@@ -52,10 +53,12 @@ static const struct row combine_rows[] = {
     COUNT(combine, rows),
     HEADS(combine, num_q_heads), HEADS(combine, num_kv_heads), C(num_kv_heads, 3, "must be a multiple"),
     DTYPE_RANGE(combine, o_partial_dtype), DTYPE(combine, o_partial_dtype, E5M2, "not supported"),
-    DTYPE(combine, o_partial_dtype, F32, "must be BF16 or FP16"), DTYPE(combine, o_partial_dtype, E4M3, "must be BF16 or FP16"),
+    DTYPE(combine, o_partial_dtype, F32, "must be BF16 or FP16"),
+    DTYPE(combine, o_partial_dtype, E4M3, "must be BF16 or FP16"),
     NUL(combine, o_partial), SHIFT(combine, o_partial, 8, "aligned to 16"), STRIDE(combine, o_partial_split_stride, 16),
     STRIDE(combine, o_partial_row_stride, 16), STRIDE(combine, o_partial_head_stride, 16),
-    NUL(combine, lse_partial), SHIFT(combine, lse_partial, 2, "aligned to 4"), STRIDE(combine, lse_partial_split_stride, 4),
+    NUL(combine, lse_partial), SHIFT(combine, lse_partial, 2, "aligned to 4"),
+    STRIDE(combine, lse_partial_split_stride, 4),
     STRIDE(combine, lse_partial_row_stride, 4), STRIDE(combine, lse_partial_head_stride, 4),
     SHIFT(combine, split_counts, 1, "aligned to 4"), STRIDE(combine, split_counts_row_stride, 4),
     STRIDE(combine, split_counts_head_stride, 4),
@@ -63,7 +66,8 @@ static const struct row combine_rows[] = {
     DTYPE(combine, out_dtype, F32, "must be BF16 or FP16"), DTYPE(combine, out_dtype, NVFP4, "must be BF16 or FP16"),
     NUL(combine, out), SHIFT(combine, out, 8, "aligned to 16"), OUTPUT_STRIDE(combine, out_row_stride, 16),
     OUTPUT_STRIDE(combine, out_head_stride, 16),
-    SHIFT(combine, lse, 2, "aligned to 4"), OUTPUT_STRIDE(combine, lse_row_stride, 4), STRIDE(combine, lse_head_stride, 4),
+    SHIFT(combine, lse, 2, "aligned to 4"), OUTPUT_STRIDE(combine, lse_row_stride, 4),
+    STRIDE(combine, lse_head_stride, 4),
     I64(combine, lse_head_stride, 0, "overlap"),
 };
 
@@ -76,7 +80,8 @@ static const struct row merge_rows[] = {
     I32(merge, num_states, -1, "must be 2..32"), I32(merge, num_states, 33, "must be 2..32"),
     NUL(merge, states), SHIFT(merge, states, 4, "aligned to 8"),
     COUNT(merge, rows), HEADS(merge, num_q_heads),
-    DTYPE_RANGE(merge, out_dtype), DTYPE(merge, out_dtype, E5M2, "not supported"), DTYPE(merge, out_dtype, E4M3, "BF16, FP16 or F32"),
+    DTYPE_RANGE(merge, out_dtype), DTYPE(merge, out_dtype, E5M2, "not supported"),
+    DTYPE(merge, out_dtype, E4M3, "BF16, FP16 or F32"),
     NUL(merge, out), SHIFT(merge, out, 8, "aligned to 16"), OUTPUT_STRIDE(merge, out_row_stride, 16),
     OUTPUT_STRIDE(merge, out_head_stride, 16),
     SHIFT(merge, lse, 1, "aligned to 4"), OUTPUT_STRIDE(merge, lse_row_stride, 4), STRIDE(merge, lse_head_stride, 4),
@@ -88,12 +93,15 @@ static const struct row merge_rows[] = {
     NUL(states[1], lse), SHIFT(states[1], lse, 2, "aligned to 4"), STRIDE(states[1], lse_row_stride, 4),
     STRIDE(states[1], lse_head_stride, 4), I64(states[1], lse_row_stride, -4, "states[1]"),
 };
+/* clang-format on */
 
-#define COLS(s)                                                                                              \
-    I64(s, cols, 0, "must be 16..1048576"), I64(s, cols, -16, "must be 16..1048576"),                        \
-        I64(s, cols, 8, "must be 16..1048576"), I64(s, cols, (1 << 20) + 16, "must be 16..1048576"),         \
-        I64(s, cols, INT64_MAX, "must be 16..1048576"), I64(s, cols, 24, "multiple of 16"), I64(s, cols, 127, "multiple of 16")
+#define COLS(s)                                                                                      \
+    I64(s, cols, 0, "must be 16..1048576"), I64(s, cols, -16, "must be 16..1048576"),                \
+        I64(s, cols, 8, "must be 16..1048576"), I64(s, cols, (1 << 20) + 16, "must be 16..1048576"), \
+        I64(s, cols, INT64_MAX, "must be 16..1048576"), I64(s, cols, 24, "multiple of 16"),          \
+        I64(s, cols, 127, "multiple of 16")
 
+/* clang-format off */
 static const struct row quantise_rows[] = {
     NUL_ARG(context, "context"),
     NO_ARGS("args"),
@@ -104,7 +112,8 @@ static const struct row quantise_rows[] = {
     NUL(quantise, src), SHIFT(quantise, src, 1, "aligned to 2"), STRIDE(quantise, src_row_stride, 2),
     DTYPE_RANGE(quantise, dst_dtype), DTYPE(quantise, dst_dtype, E5M2, "not supported"),
     DTYPE(quantise, dst_dtype, BF16, "must be E4M3 or NVFP4"), DTYPE(quantise, dst_dtype, F32, "must be E4M3 or NVFP4"),
-    NUL(quantise, dst), I64(quantise, dst_row_stride, -1, "must not be negative"), I64(quantise, dst_row_stride, 0, "overlap"),
+    NUL(quantise, dst), I64(quantise, dst_row_stride, -1, "must not be negative"),
+    I64(quantise, dst_row_stride, 0, "overlap"),
     I64(quantise, dst_row_stride, 63, "overlap"), I64(quantise, dst_row_stride, INT64_MAX, "2^63 bytes"),
     NUL(quantise, scale), SHIFT(quantise, scale, 4, "aligned to 8"), STRIDE(quantise, scale_row_stride, 8),
     I64(quantise, scale_row_stride, 0, "overlap"),
@@ -120,12 +129,14 @@ static const struct row convert_rows[] = {
     NO_ARGS("args"),
     SIZE_FIELD(convert, msa_convert_args),
     COUNT(convert, rows), COLS(convert),
-    DTYPE_RANGE(convert, src_dtype), DTYPE(convert, src_dtype, E5M2, "not supported"), DTYPE(convert, src_dtype, F32, "must be"),
+    DTYPE_RANGE(convert, src_dtype), DTYPE(convert, src_dtype, E5M2, "not supported"),
+    DTYPE(convert, src_dtype, F32, "must be"),
     DTYPE(convert, src_dtype, BF16, "must be"),
     NUL(convert, src), I64(convert, src_row_stride, -1, "must not be negative"),
     I64(convert, src_row_stride, INT64_MAX, "2^63 bytes"),
     NUL(convert, scale), SHIFT(convert, scale, 1, "aligned to 8"), STRIDE(convert, scale_row_stride, 8),
-    DTYPE_RANGE(convert, dst_dtype), DTYPE(convert, dst_dtype, E5M2, "not supported"), DTYPE(convert, dst_dtype, NVFP4, "must be"),
+    DTYPE_RANGE(convert, dst_dtype), DTYPE(convert, dst_dtype, E5M2, "not supported"),
+    DTYPE(convert, dst_dtype, NVFP4, "must be"),
     NUL(convert, dst), SHIFT(convert, dst, 1, "aligned to 2"), STRIDE(convert, dst_row_stride, 2),
     OVERLAP(convert, dst_row_stride, 2), I64(convert, dst_row_stride, 254, "overlap"),
 };
@@ -142,9 +153,11 @@ static const struct row write_rows[] = {
     SIZE_FIELD(write, msa_cache_write_args),
     COUNT(write, tokens), COUNT(write, num_pages), HEADS(write, num_kv_heads),
     NUL(write, slot_mapping), SHIFT(write, slot_mapping, 4, "aligned to 8"),
-    DTYPE_RANGE(write, src_dtype), DTYPE(write, src_dtype, E5M2, "not supported"), DTYPE(write, src_dtype, NVFP4, "must be"),
+    DTYPE_RANGE(write, src_dtype), DTYPE(write, src_dtype, E5M2, "not supported"),
+    DTYPE(write, src_dtype, NVFP4, "must be"),
     DTYPE(write, src_dtype, E4M3, "E4M3 only"),
-    DTYPE_RANGE(write, kv_dtype), DTYPE(write, kv_dtype, E5M2, "not supported"), DTYPE(write, kv_dtype, F32, "must be BF16"),
+    DTYPE_RANGE(write, kv_dtype), DTYPE(write, kv_dtype, E5M2, "not supported"),
+    DTYPE(write, kv_dtype, F32, "must be BF16"),
     DTYPE_RANGE(write, index_k_dtype), DTYPE(write, index_k_dtype, E5M2, "not supported"),
     DTYPE(write, index_k_dtype, FP16, "must be BF16"), DTYPE(write, index_k_dtype, F32, "must be BF16"),
     I32(write, v_scale_order, 2, "must be 0..1"), I32(write, v_scale_order, -1, "must be 0..1"),
@@ -158,13 +171,16 @@ static const struct row write_rows[] = {
     NUL(write, v), SHIFT(write, v, 8, "aligned to 16"), OUTPUT_STRIDE(write, v_page_stride, 16),
     OUTPUT_STRIDE(write, v_head_stride, 16), OUTPUT_STRIDE(write, v_token_stride, 16),
     NUL(write, k_scale), SHIFT(write, k_scale, 4, "aligned to 8"), OUTPUT_STRIDE(write, k_scale_page_stride, 8),
-    OUTPUT_STRIDE(write, k_scale_head_stride, 8), STRIDE(write, k_scale_token_stride, 8), W(k_scale_token_stride, 0, "overlap"),
+    OUTPUT_STRIDE(write, k_scale_head_stride, 8), STRIDE(write, k_scale_token_stride, 8),
+    W(k_scale_token_stride, 0, "overlap"),
     NUL(write, v_scale), SHIFT(write, v_scale, 4, "aligned to 8"), OUTPUT_STRIDE(write, v_scale_page_stride, 8),
-    OUTPUT_STRIDE(write, v_scale_head_stride, 8), STRIDE(write, v_scale_token_stride, 8), W(v_scale_token_stride, 0, "overlap"),
+    OUTPUT_STRIDE(write, v_scale_head_stride, 8), STRIDE(write, v_scale_token_stride, 8),
+    W(v_scale_token_stride, 0, "overlap"),
     SHIFT(write, k_descale, 2, "aligned to 4"), SHIFT(write, v_descale, 2, "aligned to 4"),
     NUL(write, index_k), SHIFT(write, index_k, 8, "aligned to 16"), OUTPUT_STRIDE(write, index_k_page_stride, 16),
     OUTPUT_STRIDE(write, index_k_token_stride, 16),
-    NUL(write, index_k_scale), SHIFT(write, index_k_scale, 4, "aligned to 8"), OUTPUT_STRIDE(write, index_k_scale_page_stride, 8),
+    NUL(write, index_k_scale), SHIFT(write, index_k_scale, 4, "aligned to 8"),
+    OUTPUT_STRIDE(write, index_k_scale_page_stride, 8),
     STRIDE(write, index_k_scale_token_stride, 8), W(index_k_scale_token_stride, 0, "overlap"),
 };
 
@@ -179,6 +195,7 @@ static const struct row write_rows_16_bit[] = {
     ALIAS(write, k_descale, write.slot_mapping, "only E4M3 and NVFP4"),
     ALIAS(write, v_descale, write.slot_mapping, "only E4M3 and NVFP4"),
 };
+/* clang-format on */
 
 /* ------------------------------------------------------------------------------------------------ the tests */
 

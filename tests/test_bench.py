@@ -25,6 +25,7 @@ TOOL = os.path.abspath(sys.argv[1])
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "prefill_cases_128.csv")
 FOLDER = tempfile.TemporaryDirectory()
 TIMEOUT = 300
+ENVIRONMENT = dict(os.environ, OMP_WAIT_POLICY="passive")  # waiting threads leave a busy machine to others
 PAGE = 128
 
 FIELDS = """op format pattern batch total_q kv_len q_heads kv_heads index_heads threads isa device kernel strategy
@@ -52,8 +53,8 @@ def skip(name, reason):
 
 
 def run(*arguments):
-    return subprocess.run([TOOL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT,
-                          text=True)
+    return subprocess.run([TOOL, *arguments], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
+                          timeout=TIMEOUT, text=True)
 
 
 def msa(*arguments):

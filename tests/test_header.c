@@ -66,7 +66,8 @@ static void context_structs(void **state)
     }
     {
         BEGIN(msa_context_info, MSA_CONTEXT_INFO_INIT);
-        SIZE(msa_context_info), IS(device, 0), IS(num_threads, 0), IS(compute_capability, 0), NUL(isa), NUL(device_name);
+        SIZE(msa_context_info), IS(device, 0), IS(num_threads, 0), IS(compute_capability, 0), NUL(isa),
+            NUL(device_name);
         end(&check);
     }
     {
@@ -105,7 +106,8 @@ static void index_structs(void **state)
     {
         BEGIN(msa_index_args, MSA_INDEX_ARGS_INIT);
         SIZE(msa_index_args), NUL(index_q), DENSE2(index_q, row, head), NUL(index_k), DENSE2(index_k, page, token);
-        NUL(index_k_scale), DENSE2(index_k_scale, page, token), IS(num_pages, 0), NUL(scores), DENSE2(scores, head, row);
+        NUL(index_k_scale), DENSE2(index_k_scale, page, token), IS(num_pages, 0), NUL(scores),
+            DENSE2(scores, head, row);
         NUL(topk), DENSE2(topk, head, row), NUL(num_valid_pages);
         end(&check);
     }
@@ -117,7 +119,8 @@ static void attention_structs(void **state)
     {
         BEGIN(msa_attention_desc, MSA_ATTENTION_DESC_INIT);
         SIZE(msa_attention_desc), IS(q_dtype, MSA_E4M3), IS(kv_dtype, MSA_E4M3), IS(out_dtype, MSA_DTYPE_DEFAULT);
-        IS(num_q_heads, 64), IS(num_kv_heads, 4), IS(num_lists, 0), IS(head_dim, 128), IS(page_size, 128), IS(causal, 1);
+        IS(num_q_heads, 64), IS(num_kv_heads, 4), IS(num_lists, 0), IS(head_dim, 128), IS(page_size, 128),
+            IS(causal, 1);
         IS(topk, 16), IS(sm_scale, MSA_DEFAULT_SM_SCALE), IS(precision, MSA_PRECISION_EXACT);
         IS(strategy, MSA_STRATEGY_AUTO), IS(v_scale_order, MSA_SCALE_LINEAR), IS(partials, 0), IS(max_batch, 1);
         IS(max_total_q, 1), IS(max_kv_len, 1);

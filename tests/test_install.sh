@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# The installed library as its users meet it: test_install.sh SOURCE BUILD CC. Installs into a folder of its own, looks at
-# what the shared library exports and needs, and builds the examples with pkg-config and with CMake, shared and static.
+# The installed library as its users meet it: test_install.sh SOURCE BUILD CC. Installs into a folder of its own, builds the
+# examples with pkg-config and with CMake, shared and static, and looks whether README and manual page agree with the build.
 set -u
 source=$1 build=$2 cc=$3
 prefix=$(mktemp -d)
@@ -31,17 +31,6 @@ expect "install" cmake --install "$build" --prefix "$prefix/usr"
 lib=$(dirname "$(find "$prefix/usr" -name libmsa.a)")
 library=$lib/libmsa.so
 export PKG_CONFIG_PATH="$lib/pkgconfig" LD_LIBRARY_PATH="$lib"
-
-foreign=$(nm -D --defined-only "$library" | awk '$3 !~ /^msa_/ {print $3}')
-expect "only msa_ symbols are exported" same "$foreign" ""
-undeclared=$(nm -D --defined-only "$library" | awk '{print $3}' | while read -r name; do
-    grep -q "\b$name(" "$prefix/usr/include/msa.h" || echo "$name"
-done)
-expect "every export is in msa.h" same "$undeclared" ""
-expect "the SONAME carries the major version" same \
-    "$(objdump -p "$library" | awk '$1 == "SONAME" {print $2}')" "libmsa.so.$(pkg-config --modversion msa | cut -d. -f1)"
-needed=$(objdump -p "$library" | awk '$1 == "NEEDED" && $2 !~ /^(libc|libm|libgomp|libomp|libpthread|ld-linux.*)\.so/ {print $2}')
-expect "nothing but libc, libm and OpenMP is needed" same "$needed" ""
 
 # shellcheck disable=SC2046
 {

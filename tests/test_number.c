@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The number formats, exhaustively: src/number.h, msa_convert and msa_quantise against definitions written here in double
- * precision straight from the formats' bit fields.
+ * The number formats, exhaustively: src/number.h, msa_convert and msa_quantise against definitions written here in
+ * double precision straight from the formats' bit fields.
  */
 #include "number.h"
 
@@ -17,8 +17,8 @@
 
 /* ------------------------------------------------------------------------------------------------ definitions */
 
-/* A sign bit, `exponent_bits` and `mantissa_bits`. Finite magnitudes are the codes 0..top; rounding past them gives `top` if
- * the format saturates, else top + 1, which is infinity and stands where the next value would be. */
+/* A sign bit, `exponent_bits` and `mantissa_bits`. Finite magnitudes are the codes 0..top; rounding past them gives
+ * `top` if the format saturates, else top + 1, which is infinity and stands where the next value would be. */
 struct format {
     const char *name;
     int exponent_bits, mantissa_bits;
@@ -153,7 +153,8 @@ static uint32_t encode_bf16(float x)
 static void check_encode(const struct format *f, encode_fn *encode, float x)
 {
     if (encode(x) != nearest(f, (double)x))
-        fail_msg("%s of %.9g (%a) is 0x%X, must be 0x%X", f->name, (double)x, (double)x, encode(x), nearest(f, (double)x));
+        fail_msg("%s of %.9g (%a) is 0x%X, must be 0x%X", f->name, (double)x, (double)x, encode(x),
+                 nearest(f, (double)x));
 }
 
 static void check_around(const struct format *f, encode_fn *encode, double x)
@@ -298,7 +299,8 @@ static void check_gaps(const struct rows *rows)
 static void convert_codes(msa_dtype src_dtype, msa_dtype dst_dtype)
 {
     const size_t cols = 256, count = src_dtype == MSA_E4M3 ? 1 : 256;
-    const struct rows src = make_rows(count, cols * bytes_of(src_dtype)), dst = make_rows(count, cols * bytes_of(dst_dtype));
+    const struct rows src = make_rows(count, cols * bytes_of(src_dtype)),
+                      dst = make_rows(count, cols * bytes_of(dst_dtype));
     msa_convert_args args = MSA_CONVERT_ARGS_INIT;
 
     for (size_t i = 0; i < count * cols; i++) {
@@ -340,7 +342,8 @@ static void convert_every_code(void **state)
 /* Row r has block scale r, and the codes 0..15 in order: even elements sit in low nibbles. */
 static void convert_nvfp4(msa_dtype dst_dtype)
 {
-    const struct rows codes = make_rows(256, 8), scales = make_rows(256, 1), dst = make_rows(256, 16 * bytes_of(dst_dtype));
+    const struct rows codes = make_rows(256, 8), scales = make_rows(256, 1),
+                      dst = make_rows(256, 16 * bytes_of(dst_dtype));
     msa_convert_args args = MSA_CONVERT_ARGS_INIT;
 
     for (size_t row = 0; row < 256; row++) {
@@ -407,7 +410,8 @@ static void check_block(const float *x, float g, msa_dtype dtype, const uint8_t 
         else if (finite && scale != 0)
             expected = nearest(&e2m1, (double)(x[i] / g / (float)value(&e4m3, scale)));
         if (got != expected)
-            fail_msg("%.9g of a block with maximum %.9g gives 0x%X, must be 0x%X", (double)x[i], (double)amax, got, expected);
+            fail_msg("%.9g of a block with maximum %.9g gives 0x%X, must be 0x%X", (double)x[i], (double)amax, got,
+                     expected);
     }
 }
 

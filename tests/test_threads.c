@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Real threads, lent by the caller (so that ThreadSanitizer sees all synchronisation): several of them inside one run, and
- * several runs of different plans of one context at once. Every bit must be that of a single thread.
+ * Real threads, lent by the caller (so that ThreadSanitizer sees all synchronisation): several of them inside one run,
+ * and several runs of different plans of one context at once. Every bit must be that of a single thread.
  */
 #include "api_fixture.h"
 
@@ -124,7 +124,8 @@ static void *user_main(void *data)
             user->failure = "other bits than a single thread's";
         else if (msa_plan_error(user->f.plan, &bits, NULL) || bits)
             user->failure = "error bits";
-        else if (msa_topk(user->f.context, NULL, NULL) != MSA_ERROR_INVALID_ARGUMENT || !strstr(msa_last_error(), "args"))
+        else if (msa_topk(user->f.context, NULL, NULL) != MSA_ERROR_INVALID_ARGUMENT ||
+                 !strstr(msa_last_error(), "args"))
             user->failure = "another thread's message";
     }
     return NULL;
@@ -156,8 +157,8 @@ static void close_user(struct user *user, bool shared)
     free(user->expected);
 }
 
-/* The arena as a context of two serial threads leaves it. Its workspace lies elsewhere and has another size, so only what
- * comes before it is compared. */
+/* The arena as a context of two serial threads leaves it. Its workspace lies elsewhere and has another size, so only
+ * what comes before it is compared. */
 static uint8_t *expected_of(bool index)
 {
     struct user alone;

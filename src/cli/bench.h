@@ -47,13 +47,13 @@ struct subject {
 };
 
 /* The workload must outlive the subject. CLI_OK, or CLI_BAD after a message and with nothing left to close. */
-int planned_open(struct subject *subject, const struct workload *workload, const struct device *device,
+int planned_open(struct subject *subject, const struct workload *workload, struct device *device,
                  const struct run_options *options);
-int topk_open(struct subject *subject, const struct point *point, const struct device *device, size_t footprint,
+int topk_open(struct subject *subject, const struct point *point, struct device *device, size_t footprint,
               int threads);
-int combine_open(struct subject *subject, const struct point *point, const struct device *device, size_t footprint,
+int combine_open(struct subject *subject, const struct point *point, struct device *device, size_t footprint,
                  int threads);
-int quantise_open(struct subject *subject, const struct point *point, const struct device *device, size_t footprint,
+int quantise_open(struct subject *subject, const struct point *point, struct device *device, size_t footprint,
                   int threads);
 
 /* ---- results */

@@ -14,10 +14,22 @@
 
 struct planned {
     struct execution execution;
-    const struct device *device;
+    struct device *device;
     int rotations;
     void **tables, **lists; /* [rotations] on the device; lists NULL where the operation is given none */
 };
+
+/* One part of a call; its time is added to *seconds. */
+static int timed(struct planned *planned, int (*part)(struct execution *x), double *seconds)
+{
+    double elapsed = 0;
+    int status = device_begin(planned->device);
+    if (status == CLI_OK)
+        status = part(&planned->execution);
+    int ended = device_end(planned->device, &elapsed);
+    *seconds += elapsed;
+    return status != CLI_OK ? status : ended;
+}
 
 static int planned_call(struct subject *subject, int rotation, double *run, double *total)
 {
@@ -27,21 +39,19 @@ static int planned_call(struct subject *subject, int rotation, double *run, doub
     if (planned->lists)
         x->attention_step.topk = planned->lists[rotation];
     int status = CLI_OK;
-    double start = seconds_now();
+    double prepare = 0;
     *run = 0;
     if (x->index_plan) {
-        status = execution_index_prepare(x);
-        double prepared = seconds_now();
-        status = status ? status : execution_index_run(x);
-        *run += seconds_now() - prepared;
+        status = timed(planned, execution_index_prepare, &prepare);
+        if (status == CLI_OK)
+            status = timed(planned, execution_index_run, run);
     }
     if (x->attention_plan && status == CLI_OK) {
-        status = execution_attention_prepare(x);
-        double prepared = seconds_now();
-        status = status ? status : execution_attention_run(x);
-        *run += seconds_now() - prepared;
+        status = timed(planned, execution_attention_prepare, &prepare);
+        if (status == CLI_OK)
+            status = timed(planned, execution_attention_run, run);
     }
-    *total = seconds_now() - start;
+    *total = prepare + *run;
     return status;
 }
 
@@ -85,7 +95,7 @@ static void **make_rotations(const struct planned *planned, const struct workloa
     return NULL;
 }
 
-int planned_open(struct subject *subject, const struct workload *workload, const struct device *device,
+int planned_open(struct subject *subject, const struct workload *workload, struct device *device,
                  const struct run_options *options)
 {
     struct planned *planned = calloc(1, sizeof(*planned));

@@ -17,7 +17,7 @@ static const double MIN_SAMPLE_SECONDS = 50e-6;
 
 struct stateless {
     msa_context *context;
-    const struct device *device;
+    struct device *device;
     int rotations, next, repeats;
     msa_status (*run)(struct stateless *stateless, int rotation);
     struct {
@@ -37,13 +37,15 @@ static int stateless_call(struct subject *subject, int rotation, double *run, do
 {
     (void)rotation; /* a call goes through several */
     struct stateless *stateless = subject->self;
-    double start = seconds_now();
-    for (int i = 0; i < stateless->repeats; i++) {
-        if (stateless->run(stateless, stateless->next) != MSA_SUCCESS)
-            return cli_library_error(subject->name);
-        stateless->next = (stateless->next + 1) % stateless->rotations;
+    double elapsed = 0;
+    int status = device_begin(stateless->device);
+    for (int i = 0; i < stateless->repeats && status == CLI_OK; i++) {
+        if (stateless->run(stateless, (rotation + i) % stateless->rotations) != MSA_SUCCESS)
+            status = cli_library_error(subject->name);
     }
-    double elapsed = seconds_now() - start;
+    int ended = device_end(stateless->device, &elapsed);
+    if (status != CLI_OK || ended != CLI_OK)
+        return CLI_BAD;
     *run = *total = elapsed / stateless->repeats;
     if (elapsed < MIN_SAMPLE_SECONDS)
         stateless->repeats *= 2;
@@ -77,7 +79,7 @@ static void find_kernel(struct subject *subject, const char *operation, const ch
 }
 
 /* Rotations that make `bytes` a call cover the footprint. CLI_BAD if all of it is more than the machine has. */
-static int stateless_open(struct subject *subject, const char *name, const struct device *device, double bytes,
+static int stateless_open(struct subject *subject, const char *name, struct device *device, double bytes,
                           size_t footprint, msa_status (*run)(struct stateless *stateless, int rotation))
 {
     double rotations = bytes > 0 ? (double)footprint / bytes : 0;
@@ -150,7 +152,7 @@ static msa_status run_topk(struct stateless *stateless, int rotation)
     msa_topk_args args = stateless->args.topk;
     args.scores = rotated(stateless, args.scores, rotation);
     args.topk = rotated(stateless, args.topk, rotation);
-    return msa_topk(stateless->context, &args, NULL);
+    return msa_topk(stateless->context, &args, stateless->device->stream);
 }
 
 /* Uniform over [0, 1), rising with the page, or all 1. */
@@ -177,8 +179,7 @@ static int fill_scores(struct stateless *stateless, const struct point *point, c
     return status;
 }
 
-int topk_open(struct subject *subject, const struct point *point, const struct device *device, size_t footprint,
-              int threads)
+int topk_open(struct subject *subject, const struct point *point, struct device *device, size_t footprint, int threads)
 {
     (void)threads;
     size_t rows = (size_t)point->at[AXIS_ROWS], pages = (size_t)point->at[AXIS_PAGES], k = (size_t)point->at[AXIS_K];
@@ -212,10 +213,10 @@ static msa_status run_combine(struct stateless *stateless, int rotation)
     args.lse_partial = rotated(stateless, args.lse_partial, rotation);
     args.out = rotated(stateless, args.out, rotation);
     args.lse = rotated(stateless, args.lse, rotation);
-    return msa_combine(stateless->context, &args, NULL);
+    return msa_combine(stateless->context, &args, stateless->device->stream);
 }
 
-int combine_open(struct subject *subject, const struct point *point, const struct device *device, size_t footprint,
+int combine_open(struct subject *subject, const struct point *point, struct device *device, size_t footprint,
                  int threads)
 {
     size_t states = (size_t)(point->at[AXIS_QUERIES] * point->at[AXIS_Q_HEADS]);
@@ -256,7 +257,7 @@ static msa_status run_quantise(struct stateless *stateless, int rotation)
     args.src = rotated(stateless, args.src, rotation);
     args.dst = rotated(stateless, args.dst, rotation);
     args.scale = rotated(stateless, args.scale, rotation);
-    return msa_quantise(stateless->context, &args, NULL);
+    return msa_quantise(stateless->context, &args, stateless->device->stream);
 }
 
 static msa_status run_cache_write(struct stateless *stateless, int rotation)
@@ -268,7 +269,7 @@ static msa_status run_cache_write(struct stateless *stateless, int rotation)
     args.v = rotated(stateless, args.v, rotation);
     args.k_scale = rotated(stateless, args.k_scale, rotation);
     args.v_scale = rotated(stateless, args.v_scale, rotation);
-    return msa_cache_write(stateless->context, &args, NULL);
+    return msa_cache_write(stateless->context, &args, stateless->device->stream);
 }
 
 /* Slots of consecutive tokens: whole pages, in random order. */
@@ -287,8 +288,8 @@ static int fill_slots(const struct stateless *stateless, const struct point *poi
     return status;
 }
 
-static int cache_write_open(struct subject *subject, const struct point *point, const struct device *device,
-                            size_t footprint, int threads)
+static int cache_write_open(struct subject *subject, const struct point *point, struct device *device, size_t footprint,
+                            int threads)
 {
     size_t tokens = (size_t)point->at[AXIS_ROWS], heads = (size_t)point->at[AXIS_KV_HEADS];
     size_t pages = (tokens + MSA_PAGE_SIZE - 1) / MSA_PAGE_SIZE, new_bytes = tokens * heads * MSA_HEAD_DIM * 2;
@@ -331,7 +332,7 @@ static int cache_write_open(struct subject *subject, const struct point *point, 
     return CLI_OK;
 }
 
-int quantise_open(struct subject *subject, const struct point *point, const struct device *device, size_t footprint,
+int quantise_open(struct subject *subject, const struct point *point, struct device *device, size_t footprint,
                   int threads)
 {
     if (point->at[AXIS_CACHE])

@@ -62,6 +62,8 @@ static void set_rates(const struct subject *subject, int threads, struct result 
     result->memory_bound = subject->memory_bound;
     result->gflops = subject->flops / seconds * 1e-9;
     result->gbps = subject->bytes / seconds * 1e-9;
+    if (threads == 0) /* a GPU: its peaks are not measured here */
+        return;
     result->peak_gflops = peak_gflops(subject->kernel, threads);
     result->peak_gbps = peak_rate(subject->copies ? PEAK_COPY : PEAK_READ, threads);
     double work = subject->memory_bound ? subject->bytes : subject->flops;

@@ -93,7 +93,7 @@ static int open_workload(struct bench *bench, const struct point *point, const s
 }
 
 static int open_subject(struct bench *bench, struct subject *subject, const struct point *point,
-                        const struct suite_case *suite_case, const struct device *device,
+                        const struct suite_case *suite_case, struct device *device,
                         const struct run_options *options, int threads)
 {
     size_t bytes = footprint(bench, point);
@@ -180,10 +180,9 @@ static int add_result(struct bench *bench, const struct point *point, const stru
     if (device_open(&device, &options) != CLI_OK)
         return CLI_BAD;
     int status = msa_context_get_info(device.context, &info) == MSA_SUCCESS ? CLI_OK : cli_library_error("bench");
-    if (status == CLI_OK && !device_is_host(&device)) /* its calls return before the work is done */
-        status = cli_error("--device: only the CPU is timed so far");
     if (status == CLI_OK)
-        status = open_subject(bench, &subject, point, suite_case, &device, &options, info.num_threads);
+        status = open_subject(bench, &subject, point, suite_case, &device, &options,
+                              info.num_threads ? info.num_threads : host_threads());
     if (status == CLI_OK) {
         identify(bench, point, &info, result);
         if (is_planned(point->op)) {

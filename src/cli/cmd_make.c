@@ -20,22 +20,16 @@ static struct poptOption option_table[] = {
     POPT_TABLEEND};
 
 /* Opens plans for the problem, so that the library refuses here what it would refuse when the file is run. */
-static int check_problem(const struct workload *workload, int *threads)
+static int check_problem(const struct workload *workload)
 {
     struct run_options options = RUN_OPTIONS_INIT;
     struct device device;
     struct execution execution;
-    msa_context_info info = MSA_CONTEXT_INFO_INIT;
-    options.threads = (int32_t)workload->point.at[AXIS_THREADS];
     if (device_open(&device, &options) != CLI_OK)
         return CLI_BAD;
     int status = execution_open(&execution, &workload->problem, &device, &options);
-    if (status == CLI_OK) {
+    if (status == CLI_OK)
         execution_close(&execution);
-        if (msa_context_get_info(device.context, &info) != MSA_SUCCESS)
-            status = cli_library_error("make");
-        *threads = info.num_threads;
-    }
     device_close(&device);
     return status;
 }
@@ -44,13 +38,14 @@ static int make(const struct point *point)
 {
     struct shape shape;
     struct workload workload;
-    int threads = 1, status = shape_from_point(&shape, point);
+    int threads = point->at[AXIS_THREADS] ? (int)point->at[AXIS_THREADS] : host_threads();
+    int status = shape_from_point(&shape, point);
     if (status == CLI_OK)
-        status = workload_open(&workload, point, &shape, 0, point->at[AXIS_THREADS] ? (int)point->at[AXIS_THREADS] : 1);
+        status = workload_open(&workload, point, &shape, 0, threads);
     shape_free(&shape);
     if (status != CLI_OK)
         return status;
-    status = check_problem(&workload, &threads);
+    status = check_problem(&workload);
     if (status == CLI_OK && with_expected)
         status = expected_add(&workload, threads);
     if (status == CLI_OK)

@@ -3,6 +3,7 @@
  * device.c - contexts and memory.
  */
 #include "device.h"
+#include "parallel.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,7 @@
 #include <cuda_runtime_api.h>
 #endif
 
-static int default_threads(void)
+int host_threads(void)
 {
 #ifdef _OPENMP
     return omp_get_max_threads();
@@ -27,6 +28,15 @@ static int cuda_result(const char *what, cudaError_t error)
 {
     return error ? cli_error("%s: %s", what, cudaGetErrorString(error)) : CLI_OK;
 }
+
+static int open_cuda(struct device *device)
+{
+    cudaError_t error = cudaSetDevice(device->ordinal);
+    error = error ? error : cudaStreamCreate(&device->stream);
+    for (int i = 0; i < 2 && !error; i++)
+        error = cudaEventCreate((cudaEvent_t *)&device->mark[i]);
+    return cuda_result("the device cannot be used", error);
+}
 #endif
 
 int device_open(struct device *device, const struct run_options *options)
@@ -37,16 +47,16 @@ int device_open(struct device *device, const struct run_options *options)
     context_options.num_threads = options->threads;
     context_options.isa = options->isa;
     if (options->progress && options->device == MSA_DEVICE_CPU) {
-        progress_threads = options->threads ? options->threads : default_threads();
+        progress_threads = options->threads ? options->threads : host_threads();
         context_options.num_threads = progress_threads > 1 ? progress_threads : 2; /* one would not call parallel_for */
         context_options.parallel_for = progress_parallel_for;
         context_options.parallel_for_data = &progress_threads;
     }
-    device->ordinal = options->device;
+    *device = (struct device){.ordinal = options->device};
     if (msa_context_create(&context_options, &device->context) != MSA_SUCCESS)
         return cli_library_error("the device cannot be used");
 #ifdef MSA_WITH_CUDA
-    if (!device_is_host(device) && cuda_result("the device cannot be used", cudaSetDevice(device->ordinal)) != CLI_OK) {
+    if (!device_is_host(device) && open_cuda(device) != CLI_OK) {
         device_close(device);
         return CLI_BAD;
     }
@@ -56,6 +66,12 @@ int device_open(struct device *device, const struct run_options *options)
 
 void device_close(struct device *device)
 {
+#ifdef MSA_WITH_CUDA
+    if (device->stream)
+        cudaStreamDestroy(device->stream);
+    for (int i = 0; i < 2 && device->mark[i]; i++)
+        cudaEventDestroy(device->mark[i]);
+#endif
     msa_context_destroy(device->context);
     device->context = NULL;
 }
@@ -67,6 +83,7 @@ bool device_is_host(const struct device *device)
 
 void *device_alloc(const struct device *device, size_t bytes)
 {
+    (void)device; /* without CUDA there is one kind */
     void *pointer = NULL;
     int result;
 #ifdef MSA_WITH_CUDA
@@ -84,6 +101,7 @@ void *device_alloc(const struct device *device, size_t bytes)
 
 void device_free(const struct device *device, void *pointer)
 {
+    (void)device; /* without CUDA there is one kind */
 #ifdef MSA_WITH_CUDA
     if (!device_is_host(device)) {
         cudaFree(pointer);
@@ -95,6 +113,7 @@ void device_free(const struct device *device, void *pointer)
 
 int device_copy_in(const struct device *device, void *destination, const void *host, size_t bytes)
 {
+    (void)device; /* without CUDA there is one kind */
 #ifdef MSA_WITH_CUDA
     if (!device_is_host(device))
         return cuda_result("copy to the device", cudaMemcpy(destination, host, bytes, cudaMemcpyHostToDevice));
@@ -105,6 +124,7 @@ int device_copy_in(const struct device *device, void *destination, const void *h
 
 int device_copy_out(const struct device *device, void *host, const void *source, size_t bytes)
 {
+    (void)device; /* without CUDA there is one kind */
 #ifdef MSA_WITH_CUDA
     if (!device_is_host(device))
         return cuda_result("copy from the device", cudaMemcpy(host, source, bytes, cudaMemcpyDeviceToHost));
@@ -115,6 +135,7 @@ int device_copy_out(const struct device *device, void *host, const void *source,
 
 int device_fill(const struct device *device, void *destination, int byte, size_t bytes)
 {
+    (void)device; /* without CUDA there is one kind */
 #ifdef MSA_WITH_CUDA
     if (!device_is_host(device)) {
         cudaError_t error = cudaMemset(destination, byte, bytes);
@@ -122,5 +143,53 @@ int device_fill(const struct device *device, void *destination, int byte, size_t
     }
 #endif
     memset(destination, byte, bytes);
+    return CLI_OK;
+}
+
+int device_begin(struct device *device)
+{
+#ifdef MSA_WITH_CUDA
+    if (!device_is_host(device)) {
+        cudaError_t error = cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal);
+        error = error ? error : cudaEventRecordWithFlags(device->mark[0], device->stream, cudaEventRecordExternal);
+        return cuda_result("capture", error);
+    }
+#endif
+    device->started = seconds_now();
+    return CLI_OK;
+}
+
+#ifdef MSA_WITH_CUDA
+static int replay(const struct device *device, cudaGraph_t graph, double *seconds)
+{
+    cudaGraphExec_t executable = NULL;
+    float milliseconds = 0;
+    cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+    error = error ? error : cudaGraphLaunch(executable, device->stream);
+    error = error ? error : cudaStreamSynchronize(device->stream);
+    error = error ? error : cudaEventElapsedTime(&milliseconds, device->mark[0], device->mark[1]);
+    if (executable)
+        cudaGraphExecDestroy(executable);
+    *seconds = 1e-3 * (double)milliseconds;
+    return cuda_result("replay", error);
+}
+#endif
+
+int device_end(struct device *device, double *seconds)
+{
+#ifdef MSA_WITH_CUDA
+    if (!device_is_host(device)) {
+        cudaGraph_t graph = NULL;
+        cudaError_t error = cudaEventRecordWithFlags(device->mark[1], device->stream, cudaEventRecordExternal);
+        cudaError_t ended = cudaStreamEndCapture(device->stream, &graph);
+        int status = cuda_result("capture", error ? error : ended);
+        if (status == CLI_OK)
+            status = replay(device, graph, seconds);
+        if (graph)
+            cudaGraphDestroy(graph);
+        return status;
+    }
+#endif
+    *seconds = seconds_now() - device->started;
     return CLI_OK;
 }

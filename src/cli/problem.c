@@ -267,26 +267,26 @@ static int library_status(const struct execution *x, msa_status status)
 
 int execution_index_prepare(struct execution *x)
 {
-    return library_status(x, x->decode ? msa_index_decode_prepare(x->index_plan, &x->index_step, NULL)
-                                       : msa_index_prefill_prepare(x->index_plan, &x->index_step, NULL));
+    return library_status(x, x->decode ? msa_index_decode_prepare(x->index_plan, &x->index_step, x->device->stream)
+                                       : msa_index_prefill_prepare(x->index_plan, &x->index_step, x->device->stream));
 }
 
 int execution_index_run(struct execution *x)
 {
-    return library_status(x, x->decode ? msa_index_decode_run(x->index_plan, &x->index_args, NULL)
-                                       : msa_index_prefill_run(x->index_plan, &x->index_args, NULL));
+    return library_status(x, x->decode ? msa_index_decode_run(x->index_plan, &x->index_args, x->device->stream)
+                                       : msa_index_prefill_run(x->index_plan, &x->index_args, x->device->stream));
 }
 
 int execution_attention_prepare(struct execution *x)
 {
-    return library_status(x, x->decode ? msa_decode_prepare(x->attention_plan, &x->attention_step, NULL)
-                                       : msa_prefill_prepare(x->attention_plan, &x->attention_step, NULL));
+    return library_status(x, x->decode ? msa_decode_prepare(x->attention_plan, &x->attention_step, x->device->stream)
+                                       : msa_prefill_prepare(x->attention_plan, &x->attention_step, x->device->stream));
 }
 
 int execution_attention_run(struct execution *x)
 {
-    return library_status(x, x->decode ? msa_decode_run(x->attention_plan, &x->attention_args, NULL)
-                                       : msa_prefill_run(x->attention_plan, &x->attention_args, NULL));
+    return library_status(x, x->decode ? msa_decode_run(x->attention_plan, &x->attention_args, x->device->stream)
+                                       : msa_prefill_run(x->attention_plan, &x->attention_args, x->device->stream));
 }
 
 int execution_check_errors(struct execution *x)
@@ -303,9 +303,9 @@ int execution_check_errors(struct execution *x)
     };
     uint32_t index_bits = 0, attention_bits = 0;
     if (x->index_plan)
-        TRY(library_status(x, msa_plan_error(x->index_plan, &index_bits, NULL)));
+        TRY(library_status(x, msa_plan_error(x->index_plan, &index_bits, x->device->stream)));
     if (x->attention_plan)
-        TRY(library_status(x, msa_plan_error(x->attention_plan, &attention_bits, NULL)));
+        TRY(library_status(x, msa_plan_error(x->attention_plan, &attention_bits, x->device->stream)));
     uint32_t bits = index_bits | attention_bits;
     if (!bits)
         return CLI_OK;

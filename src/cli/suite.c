@@ -199,5 +199,6 @@ void suite_summary(FILE *stream, const struct result *results, int count)
         print_median(stream, results, count, 512, 4096, "512 to 4095");
         print_median(stream, results, count, 4096, INT64_MAX, "4096 and more");
     }
-    fprintf(stream, "%d cases, %d of them with a spread above %.0f %%\n", count, noisy, 100 * SUITE_SPREAD);
+    fprintf(stream, "%d cases, %d of them with a spread above %.0f %% (*: measured again)\n", count, noisy,
+            100 * SUITE_SPREAD);
 }

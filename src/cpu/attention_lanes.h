@@ -37,7 +37,8 @@ INLINE vector v_round(vector p, const enum cpu_rounding rounding)
 }
 
 /* Scores become P in place; returns the sums of even and odd keys, added. */
-INLINE lanes softmax(float *scores, int keys, const lanes *max, const struct exp2_scale *scale, const enum cpu_rounding rounding)
+INLINE lanes softmax(float *scores, int keys, const lanes *max, const struct exp2_scale *scale,
+                     const enum cpu_rounding rounding)
 {
     lanes sum[2] = {all(0), all(0)};
     for (int key = 0; key < keys; key++)
@@ -60,7 +61,8 @@ struct weights {
 };
 
 /* Turns a unit's scores into P and merges maximum and sum. */
-static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visit *visit, float *scores, const lanes *max, const lanes *min)
+static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visit *visit, float *scores,
+                                    const lanes *max, const lanes *min)
 {
     const struct exp2_scale scale = tile->scale;
     lanes sum;
@@ -90,7 +92,8 @@ static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visi
 /* ------------------------------------------------------------------------------------------------ attention */
 
 /* Scores of the keys [0, rows) of k, stored; `counted` of them enter the largest and the smallest. */
-INLINE void score_rows(const float *k, const float *q, float *scores, int counted, lanes *max, lanes *min, const int rows)
+INLINE void score_rows(const float *k, const float *q, float *scores, int counted, lanes *max, lanes *min,
+                       const int rows)
 {
     lanes sums[MAX_ROWS];
     multiply(sums, k, 128, 1, q, 128, rows);

@@ -51,7 +51,8 @@ static void store_half(const uint8_t *source, msa_dtype src_dtype, msa_dtype dty
 
 static uint8_t *row_at(const struct destination *to, int32_t head, int64_t slot)
 {
-    return to->data + slot / MSA_PAGE_SIZE * to->page_stride + head * to->head_stride + slot % MSA_PAGE_SIZE * to->token_stride;
+    return to->data + slot / MSA_PAGE_SIZE * to->page_stride + head * to->head_stride +
+           slot % MSA_PAGE_SIZE * to->token_stride;
 }
 
 static void write_scales(const struct destination *to, int32_t head, int64_t slot, const uint8_t scales[8])
@@ -73,7 +74,8 @@ static void quantise_heads(const struct cache_call *call, const struct destinati
     uint8_t codes[GROUP * MSA_HEAD_DIM], scales[GROUP * MSA_HEAD_DIM / 16];
     enum cpu_source kind = cpu_source_of(call->args->src_dtype);
     float factor = to->factor ? *(const float *)((const char *)to->factor + first * to->factor_stride) : 1.0f;
-    cpu_quantise_fn *quantise = to->dtype == MSA_E4M3 ? call->kernels->quantise_e4m3[kind] : call->kernels->quantise_nvfp4[kind];
+    cpu_quantise_fn *quantise =
+        to->dtype == MSA_E4M3 ? call->kernels->quantise_e4m3[kind] : call->kernels->quantise_nvfp4[kind];
     size_t row_bytes = dtype_row_bytes(to->dtype, MSA_HEAD_DIM);
     quantise(source, heads * MSA_HEAD_DIM, factor, codes, scales);
     for (int32_t i = 0; i < heads; i++) {
@@ -93,7 +95,8 @@ static void write_token(const struct cache_call *call, const struct destination 
         bool together = to->source_head_stride == (int64_t)head_bytes && to->factor_stride == 0;
         int32_t step = together ? GROUP : 1;
         for (int32_t head = first; head < last; head += step)
-            quantise_heads(call, to, head, last - head < step ? last - head : step, source + head * to->source_head_stride, slot);
+            quantise_heads(call, to, head, last - head < step ? last - head : step,
+                           source + head * to->source_head_stride, slot);
         return;
     }
     for (int32_t head = first; head < last; head++)
@@ -130,24 +133,47 @@ msa_status cpu_cache_write(msa_context *context, const msa_cache_write_args *arg
 {
     (void)stream;
     struct cache_call call = {.args = args, .kernels = cpu_kernels_of(context), .items = context->num_threads};
-    call.to[0] = (struct destination){
-        .source = args->k_new, .source_row_stride = args->k_new_row_stride, .source_head_stride = args->k_new_head_stride,
-        .dtype = args->kv_dtype, .data = args->k, .page_stride = args->k_page_stride, .head_stride = args->k_head_stride,
-        .token_stride = args->k_token_stride, .scale = args->k_scale, .scale_page_stride = args->k_scale_page_stride,
-        .scale_head_stride = args->k_scale_head_stride, .scale_token_stride = args->k_scale_token_stride,
-        .factor = args->k_descale, .factor_stride = args->k_descale_stride, .heads = args->k ? args->num_kv_heads : 0};
-    call.to[1] = (struct destination){
-        .source = args->v_new, .source_row_stride = args->v_new_row_stride, .source_head_stride = args->v_new_head_stride,
-        .dtype = args->kv_dtype, .data = args->v, .page_stride = args->v_page_stride, .head_stride = args->v_head_stride,
-        .token_stride = args->v_token_stride, .scale = args->v_scale, .scale_page_stride = args->v_scale_page_stride,
-        .scale_head_stride = args->v_scale_head_stride, .scale_token_stride = args->v_scale_token_stride,
-        .scale_quad = args->v_scale_order == MSA_SCALE_QUAD, .factor = args->v_descale, .factor_stride = args->v_descale_stride,
-        .heads = args->v ? args->num_kv_heads : 0};
-    call.to[2] = (struct destination){
-        .source = args->index_k_new, .source_row_stride = args->index_k_new_row_stride, .dtype = args->index_k_dtype,
-        .data = args->index_k, .page_stride = args->index_k_page_stride, .token_stride = args->index_k_token_stride,
-        .scale = args->index_k_scale, .scale_page_stride = args->index_k_scale_page_stride,
-        .scale_token_stride = args->index_k_scale_token_stride, .heads = args->index_k ? 1 : 0};
+    call.to[0] = (struct destination){.source = args->k_new,
+                                      .source_row_stride = args->k_new_row_stride,
+                                      .source_head_stride = args->k_new_head_stride,
+                                      .dtype = args->kv_dtype,
+                                      .data = args->k,
+                                      .page_stride = args->k_page_stride,
+                                      .head_stride = args->k_head_stride,
+                                      .token_stride = args->k_token_stride,
+                                      .scale = args->k_scale,
+                                      .scale_page_stride = args->k_scale_page_stride,
+                                      .scale_head_stride = args->k_scale_head_stride,
+                                      .scale_token_stride = args->k_scale_token_stride,
+                                      .factor = args->k_descale,
+                                      .factor_stride = args->k_descale_stride,
+                                      .heads = args->k ? args->num_kv_heads : 0};
+    call.to[1] = (struct destination){.source = args->v_new,
+                                      .source_row_stride = args->v_new_row_stride,
+                                      .source_head_stride = args->v_new_head_stride,
+                                      .dtype = args->kv_dtype,
+                                      .data = args->v,
+                                      .page_stride = args->v_page_stride,
+                                      .head_stride = args->v_head_stride,
+                                      .token_stride = args->v_token_stride,
+                                      .scale = args->v_scale,
+                                      .scale_page_stride = args->v_scale_page_stride,
+                                      .scale_head_stride = args->v_scale_head_stride,
+                                      .scale_token_stride = args->v_scale_token_stride,
+                                      .scale_quad = args->v_scale_order == MSA_SCALE_QUAD,
+                                      .factor = args->v_descale,
+                                      .factor_stride = args->v_descale_stride,
+                                      .heads = args->v ? args->num_kv_heads : 0};
+    call.to[2] = (struct destination){.source = args->index_k_new,
+                                      .source_row_stride = args->index_k_new_row_stride,
+                                      .dtype = args->index_k_dtype,
+                                      .data = args->index_k,
+                                      .page_stride = args->index_k_page_stride,
+                                      .token_stride = args->index_k_token_stride,
+                                      .scale = args->index_k_scale,
+                                      .scale_page_stride = args->index_k_scale_page_stride,
+                                      .scale_token_stride = args->index_k_scale_token_stride,
+                                      .heads = args->index_k ? 1 : 0};
     if (args->tokens == 0)
         return MSA_SUCCESS;
     int32_t items = 0;

@@ -38,7 +38,8 @@ static inline struct merge_weights merge_weights(const struct merge_job *job, in
     int count = merge_count(job, row, head), used = 0;
     for (int s = 0; s < count; s++) {
         const msa_merge_state *state = &job->states[s];
-        float x = *(const float *)((const char *)state->lse + row * state->lse_row_stride + head * state->lse_head_stride);
+        float x =
+            *(const float *)((const char *)state->lse + row * state->lse_row_stride + head * state->lse_head_stride);
         if (isinf(x))
             continue;
         max = x > max || isnan(x) ? x : max; /* once NaN, always NaN */

@@ -7,8 +7,9 @@
 
 static float load(const void *from, msa_dtype dtype, int d)
 {
-    return dtype == MSA_F32 ? ((const float *)from)[d]
-         : dtype == MSA_BF16 ? bf16_to_f32(((const uint16_t *)from)[d]) : fp16_to_f32(((const uint16_t *)from)[d]);
+    return dtype == MSA_F32    ? ((const float *)from)[d]
+           : dtype == MSA_BF16 ? bf16_to_f32(((const uint16_t *)from)[d])
+                               : fp16_to_f32(((const uint16_t *)from)[d]);
 }
 
 static void store(void *to, msa_dtype dtype, int d, float x)

@@ -65,7 +65,8 @@ INLINE block nvfp4_block(const uint8_t *codes, const float *products)
 
 INLINE uint8_t scale_at(const struct cpu_rows *rows, int key, int g)
 {
-    return rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4] : rows->scale[key * rows->scale_token_stride + g];
+    return rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4]
+                            : rows->scale[key * rows->scale_token_stride + g];
 }
 
 /* Block g of a key. */
@@ -113,14 +114,14 @@ INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *o
         convert_v_e4m3_c(rows, slice, keys, operand);
 }
 
-#define CONVERT(name, format)                                                                         \
-    void convert_k_##name##_avx2(const struct cpu_rows *rows, int slice, int keys, void *operand)     \
-    {                                                                                                 \
-        convert_k(rows, slice, keys, operand, format);                                                \
-    }                                                                                                 \
-    void convert_v_##name##_avx2(const struct cpu_rows *rows, int slice, int keys, void *operand)     \
-    {                                                                                                 \
-        convert_v(rows, slice, keys, operand, format);                                                \
+#define CONVERT(name, format)                                                                     \
+    void convert_k_##name##_avx2(const struct cpu_rows *rows, int slice, int keys, void *operand) \
+    {                                                                                             \
+        convert_k(rows, slice, keys, operand, format);                                            \
+    }                                                                                             \
+    void convert_v_##name##_avx2(const struct cpu_rows *rows, int slice, int keys, void *operand) \
+    {                                                                                             \
+        convert_v(rows, slice, keys, operand, format);                                            \
     }
 CONVERT(bf16, FORMAT_BF16)
 CONVERT(fp16, FORMAT_FP16)
@@ -138,7 +139,8 @@ INLINE void pack(const void *const *lanes, int num_lanes, float *unit, const enu
             __m256 low[8], high[8];
             for (int i = 0; i < 8; i++) {
                 struct cpu_rows row = {.data = first + i < num_lanes ? lanes[first + i] : NULL};
-                block x = row.data ? block_at(&row, 0, g, format, &nan) : (block){_mm256_setzero_ps(), _mm256_setzero_ps()};
+                block x =
+                    row.data ? block_at(&row, 0, g, format, &nan) : (block){_mm256_setzero_ps(), _mm256_setzero_ps()};
                 low[i] = x.low;
                 high[i] = x.high;
             }

@@ -34,7 +34,8 @@ INLINE void e4m3_block(const uint8_t *from, float *to, uint8x16_t *nan)
 {
     uint8x16_t codes = vld1q_u8(from), magnitude = vdupq_n_u8(0x7F);
     *nan = vorrq_u8(*nan, vceqq_u8(vandq_u8(codes, magnitude), magnitude));
-    int16x8_t half[2] = {vshll_n_s8(vget_low_s8(vreinterpretq_s8_u8(codes)), 7), vshll_high_n_s8(vreinterpretq_s8_u8(codes), 7)};
+    int16x8_t half[2] = {vshll_n_s8(vget_low_s8(vreinterpretq_s8_u8(codes)), 7),
+                         vshll_high_n_s8(vreinterpretq_s8_u8(codes), 7)};
     for (int i = 0; i < 2; i++) {
         float16x8_t x = vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(half[i]), vdupq_n_u16(0xBF80)));
         vst1q_f32(to + 8 * i, vmulq_n_f32(vcvt_f32_f16(vget_low_f16(x)), 256));
@@ -59,11 +60,13 @@ INLINE void nvfp4_block(const uint8_t *from, float *to, const float *products)
 
 INLINE uint8_t scale_at(const struct cpu_rows *rows, int key, int g)
 {
-    return rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4] : rows->scale[key * rows->scale_token_stride + g];
+    return rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4]
+                            : rows->scale[key * rows->scale_token_stride + g];
 }
 
 /* Block g of a key. */
-INLINE void block_to(float *to, const struct cpu_rows *rows, int key, int g, const enum cpu_format format, uint8x16_t *nan)
+INLINE void block_to(float *to, const struct cpu_rows *rows, int key, int g, const enum cpu_format format,
+                     uint8x16_t *nan)
 {
     const uint8_t *row = rows->data + key * rows->token_stride;
     switch (format) {
@@ -104,14 +107,14 @@ INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *o
         convert_v_e4m3_c(rows, slice, keys, operand);
 }
 
-#define CONVERT(name, format)                                                                         \
-    void convert_k_##name##_neon(const struct cpu_rows *rows, int slice, int keys, void *operand)     \
-    {                                                                                                 \
-        convert_k(rows, slice, keys, operand, format);                                                \
-    }                                                                                                 \
-    void convert_v_##name##_neon(const struct cpu_rows *rows, int slice, int keys, void *operand)     \
-    {                                                                                                 \
-        convert_v(rows, slice, keys, operand, format);                                                \
+#define CONVERT(name, format)                                                                     \
+    void convert_k_##name##_neon(const struct cpu_rows *rows, int slice, int keys, void *operand) \
+    {                                                                                             \
+        convert_k(rows, slice, keys, operand, format);                                            \
+    }                                                                                             \
+    void convert_v_##name##_neon(const struct cpu_rows *rows, int slice, int keys, void *operand) \
+    {                                                                                             \
+        convert_v(rows, slice, keys, operand, format);                                            \
     }
 CONVERT(bf16, FORMAT_BF16)
 CONVERT(fp16, FORMAT_FP16)

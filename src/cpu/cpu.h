@@ -103,6 +103,7 @@ struct cpu_best {
     int32_t want, count;
     uint64_t key[MSA_MAX_TOPK];
 };
+/* Takes pages [first_page, first_page + num_pages) into account. Calls for one row take pages in ascending order. */
 typedef void cpu_select_fn(struct cpu_best *best, const float *scores, int32_t first_page, int32_t num_pages);
 
 /* Row `row` of a merge job, all heads. */

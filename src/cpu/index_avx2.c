@@ -4,6 +4,8 @@
  *
  * Layout   cpu.h, OPERAND_F32; a unit's 16 lanes are two vectors.
  * Floor    a unit and a page: 128*128 FMAs of 16 lanes, at two vectors a cycle 16384 cycles.
+ * Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc 12, E4M3 pages): 94 % of the FMA rate with 16 units, 73 % with
+ *          one.
  */
 #include "lanes_avx2.h"
 

@@ -61,7 +61,8 @@ INLINE void multiply_add(lanes *sum, const float *a, const lanes *b)
 /* Loops over rows say "unroll 5": clang leaves a loop alone that is shorter than the number it is given.
  *
  * sums[i] = sum over the first `steps` steps of a[i * row_stride + e * step_stride] * b[e], each pair of steps odd first. */
-INLINE void multiply(lanes *sums, const float *a, const int row_stride, const int step_stride, const float *b, int steps, const int rows)
+INLINE void multiply(lanes *sums, const float *a, const int row_stride, const int step_stride, const float *b,
+                     int steps, const int rows)
 {
 #pragma GCC unroll 5
     for (int i = 0; i < rows; i++)

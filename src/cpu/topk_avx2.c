@@ -37,7 +37,8 @@ static inline void group_maxima(const float *scores, int32_t n, float maxima[GRO
         for (int i = 0; i < 4; i++) {
             const float *from = scores + i * n + first;
             _mm_prefetch((const char *)(from + PREFETCH), _MM_HINT_T0);
-            max[2 * i] = _mm256_max_ps(_mm256_loadu_ps(from), max[2 * i]); /* the second operand where the first is NaN */
+            max[2 * i] =
+                _mm256_max_ps(_mm256_loadu_ps(from), max[2 * i]); /* the second operand where the first is NaN */
             max[2 * i + 1] = _mm256_max_ps(_mm256_loadu_ps(from + 8), max[2 * i + 1]);
         }
 #pragma GCC unroll 8
@@ -49,7 +50,8 @@ static inline void sort_keys(const uint64_t *key, int32_t count, uint64_t *sorte
 {
     __m256i top = _mm256_set1_epi64x(INT64_MIN); /* AVX2 compares signed numbers only */
     for (int32_t first = 0; first < count; first += 4) {
-        __m256i own = _mm256_xor_si256(_mm256_load_si256((const __m256i *)(key + first)), top), rank = _mm256_setzero_si256();
+        __m256i own = _mm256_xor_si256(_mm256_load_si256((const __m256i *)(key + first)), top),
+                rank = _mm256_setzero_si256();
         for (int32_t i = 0; i < count; i++) {
             __m256i other = _mm256_xor_si256(_mm256_set1_epi64x((long long)key[i]), top);
             rank = _mm256_sub_epi64(rank, _mm256_cmpgt_epi64(other, own));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * block.cuh - 16 consecutive elements of a row, a thread's share in quantise, convert and cache write. The arithmetic is
- * that of ../number.h, so the bits are the CPU's.
+ * block.cuh - 16 consecutive elements of a row, a thread's share in quantise, convert and cache write. The arithmetic
+ * is that of ../number.h, so the bits are the CPU's.
  */
 #ifndef MSA_CUDA_BLOCK_CUH
 #define MSA_CUDA_BLOCK_CUH
@@ -79,7 +79,9 @@ static __device__ inline uint8_t store_nvfp4_block(const float (&x)[BLOCK], floa
     alignas(8) uint8_t raw[BLOCK / 2];
 #pragma unroll
     for (int i = 0; i < BLOCK / 2; i++)
-        raw[i] = scale > 0 ? f32_to_e2m1(x[2 * i] / global_scale / scale) | f32_to_e2m1(x[2 * i + 1] / global_scale / scale) << 4 : 0;
+        raw[i] = scale > 0 ? f32_to_e2m1(x[2 * i] / global_scale / scale) |
+                                 f32_to_e2m1(x[2 * i + 1] / global_scale / scale) << 4
+                           : 0;
     copy_bytes<BLOCK / 2>(to, raw, aligned);
     return scale_code;
 }

@@ -33,7 +33,8 @@ struct cache_job {
     int32_t heads; /* of all three */
 };
 
-static __device__ inline void write_scale(const destination &to, int64_t page, int32_t head, int token, int block, uint8_t code)
+static __device__ inline void write_scale(const destination &to, int64_t page, int32_t head, int token, int block,
+                                          uint8_t code)
 {
     uint8_t *scale = to.scale + page * to.scale_page_stride + head * to.scale_head_stride;
     if (to.scale_quad)
@@ -42,10 +43,13 @@ static __device__ inline void write_scale(const destination &to, int64_t page, i
         scale[token * to.scale_token_stride + block] = code;
 }
 
-static __device__ void write_block(const cache_job &job, const destination &to, int32_t head, int block, int64_t index, int64_t slot)
+static __device__ void write_block(const cache_job &job, const destination &to, int32_t head, int block, int64_t index,
+                                   int64_t slot)
 {
     int64_t page = slot / MSA_PAGE_SIZE;
-    int token = (int)(slot % MSA_PAGE_SIZE), src_bytes = job.src_dtype == MSA_F32 ? 4 * BLOCK : job.src_dtype == MSA_E4M3 ? BLOCK : 2 * BLOCK;
+    int token = (int)(slot % MSA_PAGE_SIZE), src_bytes = job.src_dtype == MSA_F32    ? 4 * BLOCK
+                                                         : job.src_dtype == MSA_E4M3 ? BLOCK
+                                                                                     : 2 * BLOCK;
     const char *source = to.source + index * to.source_row_stride + head * to.source_head_stride + block * src_bytes;
     char *row = to.data + page * to.page_stride + head * to.head_stride + token * to.token_stride; /* 16-byte aligned */
     if (job.src_dtype == to.dtype) {
@@ -88,21 +92,57 @@ static bool source_aligned(const void *source, int64_t row_stride, int64_t head_
 cudaError_t cache_smxx(const msa_cache_write_args *args, cudaStream_t stream)
 {
     cache_job job = {};
-    job.to[0] = destination{(const char *)args->k_new, args->k_new_row_stride, args->k_new_head_stride,
+    job.to[0] = destination{(const char *)args->k_new,
+                            args->k_new_row_stride,
+                            args->k_new_head_stride,
                             source_aligned(args->k_new, args->k_new_row_stride, args->k_new_head_stride),
-                            args->kv_dtype, (char *)args->k, args->k_page_stride, args->k_head_stride, args->k_token_stride,
-                            (uint8_t *)args->k_scale, args->k_scale_page_stride, args->k_scale_head_stride, args->k_scale_token_stride, false,
-                            args->k_descale, args->k_descale_stride, args->k ? args->num_kv_heads : 0};
-    job.to[1] = destination{(const char *)args->v_new, args->v_new_row_stride, args->v_new_head_stride,
+                            args->kv_dtype,
+                            (char *)args->k,
+                            args->k_page_stride,
+                            args->k_head_stride,
+                            args->k_token_stride,
+                            (uint8_t *)args->k_scale,
+                            args->k_scale_page_stride,
+                            args->k_scale_head_stride,
+                            args->k_scale_token_stride,
+                            false,
+                            args->k_descale,
+                            args->k_descale_stride,
+                            args->k ? args->num_kv_heads : 0};
+    job.to[1] = destination{(const char *)args->v_new,
+                            args->v_new_row_stride,
+                            args->v_new_head_stride,
                             source_aligned(args->v_new, args->v_new_row_stride, args->v_new_head_stride),
-                            args->kv_dtype, (char *)args->v, args->v_page_stride, args->v_head_stride, args->v_token_stride,
-                            (uint8_t *)args->v_scale, args->v_scale_page_stride, args->v_scale_head_stride, args->v_scale_token_stride,
-                            args->v_scale_order == MSA_SCALE_QUAD, args->v_descale, args->v_descale_stride, args->v ? args->num_kv_heads : 0};
-    job.to[2] = destination{(const char *)args->index_k_new, args->index_k_new_row_stride, 0,
+                            args->kv_dtype,
+                            (char *)args->v,
+                            args->v_page_stride,
+                            args->v_head_stride,
+                            args->v_token_stride,
+                            (uint8_t *)args->v_scale,
+                            args->v_scale_page_stride,
+                            args->v_scale_head_stride,
+                            args->v_scale_token_stride,
+                            args->v_scale_order == MSA_SCALE_QUAD,
+                            args->v_descale,
+                            args->v_descale_stride,
+                            args->v ? args->num_kv_heads : 0};
+    job.to[2] = destination{(const char *)args->index_k_new,
+                            args->index_k_new_row_stride,
+                            0,
                             source_aligned(args->index_k_new, args->index_k_new_row_stride, 0),
-                            args->index_k_dtype, (char *)args->index_k, args->index_k_page_stride, 0, args->index_k_token_stride,
-                            (uint8_t *)args->index_k_scale, args->index_k_scale_page_stride, 0, args->index_k_scale_token_stride, false,
-                            nullptr, 0, args->index_k ? 1 : 0};
+                            args->index_k_dtype,
+                            (char *)args->index_k,
+                            args->index_k_page_stride,
+                            0,
+                            args->index_k_token_stride,
+                            (uint8_t *)args->index_k_scale,
+                            args->index_k_scale_page_stride,
+                            0,
+                            args->index_k_scale_token_stride,
+                            false,
+                            nullptr,
+                            0,
+                            args->index_k ? 1 : 0};
     job.slots = args->slot_mapping;
     job.tokens = args->tokens;
     job.num_pages = args->num_pages;
@@ -110,5 +150,6 @@ cudaError_t cache_smxx(const msa_cache_write_args *args, cudaStream_t stream)
     job.heads = job.to[0].heads + job.to[1].heads + job.to[2].heads;
     if (job.heads == 0)
         return cudaSuccess;
-    return launch(write_tokens, grid_blocks(job.tokens * job.heads * ROW_BLOCKS, THREADS), THREADS, 0, false, stream, job);
+    return launch(write_tokens, grid_blocks(job.tokens * job.heads * ROW_BLOCKS, THREADS), THREADS, 0, false, stream,
+                  job);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * convert_smxx.cu - rows of E4M3, NVFP4, BF16 or FP16 to a wider format or their own, bit-equal to the CPU's msa_convert
- * (NaN payloads too, which the GPU's own conversions and products lose). A thread takes 16 elements.
- * Floor: bytes read and written at the copy rate.
+ * convert_smxx.cu - rows of E4M3, NVFP4, BF16 or FP16 to a wider format or their own, bit-equal to the CPU's
+ * msa_convert (NaN payloads too, which the GPU's own conversions and products lose). A thread takes 16 elements. Floor:
+ * bytes read and written at the copy rate.
  */
 #include "block.cuh"
 
@@ -24,7 +24,8 @@ static __device__ inline float nvfp4_value(uint8_t code, uint8_t scale)
     return (scale & 0x7F) == 0x7F ? e4m3_to_f32(scale) : nvfp4_to_f32(code, scale);
 }
 
-static __device__ inline void load_any_block(const char *from, uint8_t scale, msa_dtype dtype, bool aligned, float (&x)[BLOCK])
+static __device__ inline void load_any_block(const char *from, uint8_t scale, msa_dtype dtype, bool aligned,
+                                             float (&x)[BLOCK])
 {
     if (dtype == MSA_NVFP4) {
         alignas(8) uint8_t raw[BLOCK / 2];
@@ -85,5 +86,6 @@ cudaError_t convert_smxx(const msa_convert_args *args, cudaStream_t stream)
 {
     convert_job job = {*args, rows_aligned(args->src, args->src_row_stride, args->src_dtype == MSA_NVFP4 ? 8 : 16),
                        rows_aligned(args->dst, args->dst_row_stride, 16)};
-    return launch(convert_rows, grid_blocks(args->rows * (args->cols / BLOCK), THREADS), THREADS, 0, false, stream, job);
+    return launch(convert_rows, grid_blocks(args->rows * (args->cols / BLOCK), THREADS), THREADS, 0, false, stream,
+                  job);
 }

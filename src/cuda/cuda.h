@@ -2,12 +2,13 @@
  *
  * cuda.h - the CUDA backend: what the driver (C) and the kernels' files (.cu) share.
  *
- * A call goes: api.c -> driver.c (enter the device, carve the workspace) -> a launcher, found in the table of kernels ->
- * __global__. A launcher is a host function of a .cu file; its name is the kernel's printed name and the file's name. It
- * enqueues on a stream and returns the launch's own error; it never allocates, waits or reads device memory.
+ * A call goes: api.c -> driver.c (enter the device, carve the workspace) -> a launcher, found in the table of kernels
+ * -> __global__. A launcher is a host function of a .cu file; its name is the kernel's printed name and the file's
+ * name. It enqueues on a stream and returns the launch's own error; it never allocates, waits or reads device memory.
  *
- * A step's lengths live on the device, so every grid is sized from host numbers (capacities, batch, total_q) and surplus
- * blocks find nothing to do. `prepare` turns the lengths into records in the workspace (struct cuda_step, below):
+ * A step's lengths live on the device, so every grid is sized from host numbers (capacities, batch, total_q) and
+ * surplus blocks find nothing to do. `prepare` turns the lengths into records in the workspace (struct cuda_step,
+ * below):
  *   requests   [batch]            rows, length and position of each request, cleaned of bad values
  *   rows       [total_q]          request and position of each row; request -1: padding, not to be read or written
  *   tiles      [num_tiles]        query_tile consecutive rows of one request each; num_rows 0: an unused slot
@@ -15,10 +16,10 @@
  *   pages      [lists][total_q][k] attention plans: the distinct visible pages of each list, ascending, then -1
  * Everything in them is a function of the step alone: no order of arrival decides anything.
  *
- * How to add an attention kernel: a file src/cuda/<name>.cu that defines `const struct cuda_attention_kernel <name>`, and
- * its lines in kernels.inc. Its `plan` sees capacities and says how it wants the step cut; `prepare` may add launches
- * behind the common ones, `run` gets the same job with the tensors filled in. Device memory of its own is at job->memory,
- * as many bytes as its plan asked for.
+ * How to add an attention kernel: a file src/cuda/<name>.cu that defines `const struct cuda_attention_kernel <name>`,
+ * and its lines in kernels.inc. Its `plan` sees capacities and says how it wants the step cut; `prepare` may add
+ * launches behind the common ones, `run` gets the same job with the tensors filled in. Device memory of its own is at
+ * job->memory, as many bytes as its plan asked for.
  */
 #ifndef MSA_CUDA_H
 #define MSA_CUDA_H
@@ -66,8 +67,8 @@ struct cuda_page {
 struct cuda_step {
     /* Host numbers. */
     int32_t batch, total_q, max_pages, max_kv_len;
-    int32_t query_tile; /* queries of a tile; 0: no tiles are made */
-    int32_t num_tiles;  /* slots: total_q/query_tile + batch, as each request can end in a partial tile */
+    int32_t query_tile;  /* queries of a tile; 0: no tiles are made */
+    int32_t num_tiles;   /* slots: total_q/query_tile + batch, as each request can end in a partial tile */
     int32_t lists, topk; /* attention; 0 lists: index */
     /* The caller's arrays. */
     const int32_t *cu_seqlens_q, *kv_lens, *cu_seqlens_k, *page_table, *list;
@@ -98,16 +99,23 @@ struct cuda_result {
     int64_t out_split_stride, out_row_stride, out_head_stride;
     float *lse; /* or NULL */
     int64_t lse_split_stride, lse_row_stride, lse_head_stride;
-    int32_t *counts; /* [total_q, kv_heads] splits in use, or NULL. Splits past it are not written; without counts an empty
+    int64_t sum_offset; /* 0, or: maxima and sums in place of LSEs, as in struct cuda_merge */
+    int32_t
+        *counts; /* [total_q, kv_heads] splits in use, or NULL. Splits past it are not written; without counts an empty
                         row gets out 0 and lse -inf */
     int64_t counts_row_stride, counts_head_stride;
 };
 
-/* rows: leaves out padding rows, or NULL. after_kernel: the launch before it on the stream wrote the states and triggers
- * its dependents, so this one may start early and wait on the device. */
+/* A merge of the caller's states, or of a kernel's own splits.
+ * rows          leaves out padding rows, or NULL
+ * sum_offset    0, or: where a state's lse would be lies its maximum, in log2 units, and this many bytes behind it the
+ *               sum relative to that (for huge logits an LSE cannot hold both). A NaN sum comes with a NaN maximum
+ * after_kernel  the launch ahead on the stream wrote the states and lets its dependents start early; wait on the
+ *               device */
 struct cuda_merge {
     struct merge_job job;
     const struct cuda_row *rows;
+    int64_t sum_offset;
     bool after_kernel;
 };
 typedef cudaError_t cuda_merge_fn(const struct cuda_merge *merge, cudaStream_t stream);
@@ -118,7 +126,7 @@ struct cuda_attention {
     msa_attention_desc desc; /* out_dtype and num_lists resolved */
     msa_attention_args args; /* `run` only; strides resolved. Results go where `result` says */
     struct cuda_result result;
-    int32_t ratio;         /* query heads a KV head */
+    int32_t ratio; /* query heads a KV head */
     int32_t num_sms;
     bool decode;
     bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
@@ -132,10 +140,11 @@ struct cuda_attention {
 };
 
 struct cuda_attention_kernel {
-    /* Fills step.query_tile and the choices above from desc, capacities (max_*) and the device. False where desc forces a
-     * strategy that the kernel lacks. Plans with desc.partials hold one page a split and write to job->result. */
+    /* Fills step.query_tile and the choices above from desc, capacities (max_*) and the device. False where desc forces
+     * a strategy that the kernel lacks. Plans with desc.partials hold one page a split and write to job->result. */
     bool (*plan)(struct cuda_attention *job);
-    cudaError_t (*prepare)(const struct cuda_attention *job, cudaStream_t stream); /* NULL: the common prepare is enough */
+    cudaError_t (*prepare)(const struct cuda_attention *job,
+                           cudaStream_t stream); /* NULL: the common prepare is enough */
     cudaError_t (*run)(const struct cuda_attention *job, cudaStream_t stream);
 };
 
@@ -159,7 +168,7 @@ struct cuda_index_kernel {
 
 /* Selection from scores. Pages of a row come from `rows` (planned) or from args.valid_pages (stateless). */
 struct cuda_topk {
-    msa_topk_args args;         /* strides resolved */
+    msa_topk_args args;          /* strides resolved */
     const struct cuda_row *rows; /* or NULL */
     int32_t *num_valid_pages;    /* or NULL */
 };

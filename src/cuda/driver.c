@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * driver.c - the CUDA backend: contexts, and the one call into the kernels' launchers for each operation. driver_plan.c has the
- * planned operations.
+ * driver.c - the CUDA backend: contexts, and the one call into the kernels' launchers for each operation. driver_plan.c
+ * has the planned operations.
  *
- * The device is entered by pushing its primary context and left by popping it, so that the caller's current device (or the
- * lack of one) is what it was. The driver's functions are found at run time: the library loads where there is none.
+ * The device is entered by pushing its primary context and left by popping it, so that the caller's current device (or
+ * the lack of one) is what it was. The driver's functions are found at run time: the library loads where there is none.
  */
 #include "driver.h"
 
@@ -20,7 +20,8 @@ struct kernel_entry {
 };
 
 static const struct kernel_entry kernel_list[] = {
-#define MSA_CUDA_KERNEL(level, type, slot, symbol, operation, formats) {level, #symbol, operation, formats, (const void *)&symbol},
+#define MSA_CUDA_KERNEL(level, type, slot, symbol, operation, formats) \
+    {level, #symbol, operation, formats, (const void *)&symbol},
 #include "../kernels.inc"
 };
 enum { NUM_KERNELS = sizeof kernel_list / sizeof *kernel_list };
@@ -36,7 +37,8 @@ const char *cuda_kernel_name(const void *symbol)
 /* Images of exactly one architecture exist if it was built and serve if the device is that one. */
 static bool has_level(const msa_context *context, enum cuda_level level)
 {
-    return level == LEVEL_SMXX || (level == LEVEL_SM90 && context->compute_capability == 90 && strstr(MSA_CUDA_ARCHS, "90a"));
+    return level == LEVEL_SMXX ||
+           (level == LEVEL_SM90 && context->compute_capability == 90 && strstr(MSA_CUDA_ARCHS, "90a"));
 }
 
 size_t cuda_kernel_get(const msa_context *context, size_t index, msa_kernel_info *info)
@@ -59,8 +61,8 @@ msa_status cuda_enter(const msa_context *context)
 {
     const struct cuda_device *device = cuda_device_of(context);
     CUresult result = device->push(device->primary);
-    return result ? fail(MSA_ERROR_CUDA, "device = %d: its context could not be entered (CUDA driver error %d)", (int)context->device,
-                         (int)result)
+    return result ? fail(MSA_ERROR_CUDA, "device = %d: its context could not be entered (CUDA driver error %d)",
+                         (int)context->device, (int)result)
                   : MSA_SUCCESS;
 }
 
@@ -72,8 +74,9 @@ msa_status cuda_leave(const msa_context *context, const char *what, cudaError_t 
     cuda_device_of(context)->pop(&popped);
     if (!error)
         return MSA_SUCCESS;
-    msa_status status = error == cudaErrorMemoryAllocation ? MSA_ERROR_OUT_OF_MEMORY
-                        : error == cudaErrorNoKernelImageForDevice ? MSA_ERROR_NO_KERNEL_IMAGE : MSA_ERROR_CUDA;
+    msa_status status = error == cudaErrorMemoryAllocation         ? MSA_ERROR_OUT_OF_MEMORY
+                        : error == cudaErrorNoKernelImageForDevice ? MSA_ERROR_NO_KERNEL_IMAGE
+                                                                   : MSA_ERROR_CUDA;
     return fail(status, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
@@ -83,33 +86,40 @@ static msa_status cuda_topk(msa_context *context, const msa_topk_args *args, msa
 {
     struct cuda_topk job = {.args = *args};
     msa_status status = args->rows ? cuda_enter(context) : MSA_SUCCESS;
-    return status || !args->rows ? status : cuda_leave(context, "top-k", cuda_device_of(context)->kernels.topk(&job, stream));
+    return status || !args->rows ? status
+                                 : cuda_leave(context, "top-k", cuda_device_of(context)->kernels.topk(&job, stream));
 }
 
 static msa_status cuda_merge(msa_context *context, const struct merge_job *job, msa_stream stream)
 {
     struct cuda_merge merge = {.job = *job};
     msa_status status = job->rows ? cuda_enter(context) : MSA_SUCCESS;
-    return status || !job->rows ? status : cuda_leave(context, "merge", cuda_device_of(context)->kernels.merge(&merge, stream));
+    return status || !job->rows ? status
+                                : cuda_leave(context, "merge", cuda_device_of(context)->kernels.merge(&merge, stream));
 }
 
 static msa_status cuda_quantise(msa_context *context, const msa_quantise_args *args, msa_stream stream)
 {
     msa_status status = args->rows ? cuda_enter(context) : MSA_SUCCESS;
-    return status || !args->rows ? status : cuda_leave(context, "quantise", cuda_device_of(context)->kernels.quantise(args, stream));
+    return status || !args->rows
+               ? status
+               : cuda_leave(context, "quantise", cuda_device_of(context)->kernels.quantise(args, stream));
 }
 
 static msa_status cuda_convert(msa_context *context, const msa_convert_args *args, msa_stream stream)
 {
     msa_status status = args->rows ? cuda_enter(context) : MSA_SUCCESS;
-    return status || !args->rows ? status : cuda_leave(context, "convert", cuda_device_of(context)->kernels.convert(args, stream));
+    return status || !args->rows
+               ? status
+               : cuda_leave(context, "convert", cuda_device_of(context)->kernels.convert(args, stream));
 }
 
 static msa_status cuda_cache_write(msa_context *context, const msa_cache_write_args *args, msa_stream stream)
 {
     msa_status status = args->tokens ? cuda_enter(context) : MSA_SUCCESS;
-    return status || !args->tokens ? status
-                                   : cuda_leave(context, "cache write", cuda_device_of(context)->kernels.cache_write(args, stream));
+    return status || !args->tokens
+               ? status
+               : cuda_leave(context, "cache write", cuda_device_of(context)->kernels.cache_write(args, stream));
 }
 
 /* ------------------------------------------------------------------------------------------------ memory */
@@ -160,16 +170,17 @@ static msa_status check_ordinal(int ordinal)
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
     if (!driver)
-        return fail(MSA_ERROR_NO_DEVICE, "device = %d: no NVIDIA driver is installed", ordinal);
+        return fail(MSA_ERROR_NO_DEVICE, "device = %d: no CUDA driver is installed", ordinal);
     cudaError_t error = cudaGetDeviceCount(&count);
     cudaGetLastError();
     if (error == cudaErrorInsufficientDriver)
-        return fail(MSA_ERROR_NO_DEVICE, "device = %d: the NVIDIA driver serves CUDA %d.%d, this library needs %d.%d", ordinal,
-                    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return fail(MSA_ERROR_NO_DEVICE, "device = %d: the NVIDIA driver serves CUDA %d.%d, this library needs %d.%d",
+                    ordinal, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     if (error && error != cudaErrorNoDevice)
         return fail(MSA_ERROR_NO_DEVICE, "device = %d: CUDA cannot be used: %s", ordinal, cudaGetErrorString(error));
     if (ordinal >= count)
-        return fail(MSA_ERROR_NO_DEVICE, "device = %d: must be less than %d, the number of CUDA devices here", ordinal, count);
+        return fail(MSA_ERROR_NO_DEVICE, "device = %d: must be less than %d, the number of CUDA devices here", ordinal,
+                    count);
     return MSA_SUCCESS;
 }
 
@@ -185,7 +196,8 @@ static msa_status open_device(struct cuda_device *device, int ordinal)
     CUresult (*get)(CUdevice *, int);
     CUresult (*retain)(CUcontext *, CUdevice);
     if (!find_driver_function("cuDeviceGet", &get) || !find_driver_function("cuDevicePrimaryCtxRetain", &retain) ||
-        !find_driver_function("cuDevicePrimaryCtxRelease", &device->release) || !find_driver_function("cuCtxPushCurrent", &device->push) ||
+        !find_driver_function("cuDevicePrimaryCtxRelease", &device->release) ||
+        !find_driver_function("cuCtxPushCurrent", &device->push) ||
         !find_driver_function("cuCtxPopCurrent", &device->pop)) {
         cudaGetLastError();
         return fail(MSA_ERROR_NO_DEVICE, "device = %d: the NVIDIA driver lacks a function", ordinal);
@@ -193,7 +205,9 @@ static msa_status open_device(struct cuda_device *device, int ordinal)
     CUresult result = get(&device->handle, ordinal);
     if (!result)
         result = retain(&device->primary, device->handle);
-    return result ? fail(MSA_ERROR_NO_DEVICE, "device = %d: it cannot be opened (CUDA driver error %d)", ordinal, (int)result) : MSA_SUCCESS;
+    return result ? fail(MSA_ERROR_NO_DEVICE, "device = %d: it cannot be opened (CUDA driver error %d)", ordinal,
+                         (int)result)
+                  : MSA_SUCCESS;
 }
 
 /* The name of the image: "sm_90a" for version 90 where 90a was built. */
@@ -223,8 +237,8 @@ static msa_status describe_device(msa_context *context, struct cuda_device *devi
     }
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
         cuda_leave(context, "device", error);
-        return fail(MSA_ERROR_NO_KERNEL_IMAGE, "device = %d: %s is sm_%d%d, and this library was built for sm_%s", ordinal,
-                    context->device_name, major, minor, MSA_CUDA_ARCHS);
+        return fail(MSA_ERROR_NO_KERNEL_IMAGE, "device = %d: %s is sm_%d%d, and this library was built for sm_%s",
+                    ordinal, context->device_name, major, minor, MSA_CUDA_ARCHS);
     }
     name_image(device->image, sizeof device->image, version);
     return cuda_leave(context, "device", error);
@@ -255,6 +269,5 @@ msa_status cuda_context_init(msa_context *context, const msa_context_options *op
         device->kernels.slot = &symbol;
 #include "../kernels.inc"
     context->isa_name = device->image;
-    context->num_threads = 1;
     return MSA_SUCCESS;
 }

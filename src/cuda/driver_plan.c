@@ -2,14 +2,14 @@
  *
  * driver_plan.c - the planned operations on CUDA: kernels and sizes of a plan, the workspace, prepare and run.
  *
- * A plan owns one word of device memory, its error word; everything else lies in the caller's workspace. The workspace is
- * cut by capacities, not by a step's sizes, so that a replayed graph finds everything where it was captured.
+ * A plan owns one word of device memory, its error word; everything else lies in the caller's workspace. The workspace
+ * is cut by capacities, not by a step's sizes, so that a replayed graph finds everything where it was captured.
  */
 #include "driver.h"
 
 struct cuda_plan {
-    uint32_t *error;  /* device */
-    bool has_error;   /* a prepare was enqueued, so the word has a value */
+    uint32_t *error; /* device */
+    bool has_error;  /* a prepare was enqueued, so the word has a value */
     union {
         struct {
             cuda_index_fn *run;
@@ -71,10 +71,13 @@ static void plan_index(msa_plan *plan, const struct cuda_device *device)
 {
     struct cuda_plan *own = plan->backend_data;
     const msa_index_desc *desc = &plan->index;
-    enum cuda_index_format format = desc->k_dtype == MSA_BF16 ? INDEX_BF16 : desc->k_dtype == MSA_E4M3 ? INDEX_E4M3 : INDEX_NVFP4;
+    enum cuda_index_format format = desc->k_dtype == MSA_BF16   ? INDEX_BF16
+                                    : desc->k_dtype == MSA_E4M3 ? INDEX_E4M3
+                                                                : INDEX_NVFP4;
     own->index.job = (struct cuda_index){.desc = *desc, .num_sms = device->num_sms};
     bool decode = plan->operation == PLAN_INDEX_DECODE;
-    const struct cuda_index_kernel *kernel = (decode ? device->kernels.index_decode : device->kernels.index_prefill)[format];
+    const struct cuda_index_kernel *kernel =
+        (decode ? device->kernels.index_decode : device->kernels.index_prefill)[format];
     own->index.job.step.query_tile = kernel->query_tile(&own->index.job);
     own->index.run = kernel->run;
     plan->kernel = cuda_kernel_name(kernel);
@@ -90,7 +93,9 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
     struct cuda_plan *own = plan->backend_data;
     const msa_attention_desc *desc = &plan->attention;
     bool decode = plan->operation == PLAN_DECODE;
-    enum cuda_query query = desc->q_dtype == MSA_E4M3 ? QUERY_E4M3 : desc->q_dtype == MSA_BF16 ? QUERY_BF16 : QUERY_FP16;
+    enum cuda_query query = desc->q_dtype == MSA_E4M3   ? QUERY_E4M3
+                            : desc->q_dtype == MSA_BF16 ? QUERY_BF16
+                                                        : QUERY_FP16;
     enum cuda_kv kv = desc->kv_dtype == MSA_E4M3 ? KV_E4M3 : desc->kv_dtype == MSA_NVFP4 ? KV_NVFP4 : KV_HALF;
     const struct cuda_attention_kernel *kernel = (decode ? device->kernels.decode : device->kernels.prefill)[query][kv];
     struct cuda_attention *job = &own->attention.job;
@@ -111,8 +116,9 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
                     desc->strategy == MSA_STRATEGY_PAGE_MAJOR ? "page-major" : "query-major", cuda_kernel_name(kernel));
     own->attention.kernel = kernel;
     plan->kernel = cuda_kernel_name(kernel);
+    bool merges = job->num_splits > 1 && !desc->partials;
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s%s%s", plan->kernel, cuda_kernel_name(device->kernels.prepare),
-             job->memory_bytes ? ", " : "", job->memory_bytes ? cuda_kernel_name(device->kernels.merge) : "");
+             merges ? ", " : "", merges ? cuda_kernel_name(device->kernels.merge) : "");
     plan->strategy = job->strategy;
     plan->precision = job->precision == MSA_PRECISION_FAST ? "fast" : "exact";
     plan->num_splits = job->num_splits;

@@ -2,9 +2,9 @@
  *
  * number.cuh - fast conversions of the number formats on a GPU. ../number.h is their definition, usable in kernels too.
  *
- * E4M3 and NVFP4 values are exact in FP16. sm_89 and later convert E4M3 in hardware. Before, an E4M3 code's bits shifted
- * to FP16's places are the value divided by 2^8 (exponent biases 7 and 15), subnormals included; an E2M1 code's are the
- * value divided by 2^14, on every architecture.
+ * E4M3 and NVFP4 values are exact in FP16. sm_89 and later convert E4M3 in hardware. Before, an E4M3 code's bits
+ * shifted to FP16's places are the value divided by 2^8 (exponent biases 7 and 15), subnormals included; an E2M1 code's
+ * are the value divided by 2^14, on every architecture.
  */
 #ifndef MSA_CUDA_NUMBER_CUH
 #define MSA_CUDA_NUMBER_CUH
@@ -35,7 +35,8 @@ static __device__ inline uint32_t e4m3_pair_to_f16(uint32_t codes)
     return pair;
 #else
     uint32_t spread = (codes & 0xFF) | (codes & 0xFF00) << 8;
-    uint32_t bits = bits_of(__hmul2(pair_of((spread & 0x00800080) << 8 | (spread & 0x007F007F) << 7), pair_of(0x5C005C00))); /* 2^8 */
+    uint32_t bits = bits_of(
+        __hmul2(pair_of((spread & 0x00800080) << 8 | (spread & 0x007F007F) << 7), pair_of(0x5C005C00))); /* 2^8 */
     uint32_t nan = __vcmpeq2(spread & 0x007F007F, 0x007F007F); /* all bits of a half */
     return bits | nan;
 #endif
@@ -79,14 +80,16 @@ template <operand TYPE> static __device__ inline uint32_t f16_pair_to(uint32_t p
 template <operand TYPE> static __device__ inline uint4 widen_e4m3_8(uint32_t low, uint32_t high)
 {
     return make_uint4(f16_pair_to<TYPE>(e4m3_pair_to_f16(low & 0xFFFF)), f16_pair_to<TYPE>(e4m3_pair_to_f16(low >> 16)),
-                      f16_pair_to<TYPE>(e4m3_pair_to_f16(high & 0xFFFF)), f16_pair_to<TYPE>(e4m3_pair_to_f16(high >> 16)));
+                      f16_pair_to<TYPE>(e4m3_pair_to_f16(high & 0xFFFF)),
+                      f16_pair_to<TYPE>(e4m3_pair_to_f16(high >> 16)));
 }
 
 /* The byte of two E2M1 codes, low nibble first, times a scale (in both halves). */
 template <operand TYPE, bool ROUNDED> static __device__ inline uint32_t widen_nvfp4_2(uint32_t byte, __half2 scale)
 {
     uint32_t spread = (byte & 0xF) | (byte & 0xF0) << 12;
-    __half2 value = __hmul2(pair_of((spread & 0x00080008) << 12 | (spread & 0x00070007) << 9), pair_of(0x74007400)); /* 2^14 */
+    __half2 value =
+        __hmul2(pair_of((spread & 0x00080008) << 12 | (spread & 0x00070007) << 9), pair_of(0x74007400)); /* 2^14 */
     uint32_t product = bits_of(__hmul2(value, scale));
     return f16_pair_to<TYPE>(ROUNDED ? round_f16_pair_to_e4m3(product) : product);
 }
@@ -95,8 +98,9 @@ template <operand TYPE, bool ROUNDED> static __device__ inline uint32_t widen_nv
 template <operand TYPE, bool ROUNDED> static __device__ inline uint4 widen_nvfp4_8(uint32_t codes, uint8_t scale_code)
 {
     __half2 scale = pair_of(e4m3_pair_to_f16(scale_code * 0x101u));
-    return make_uint4(widen_nvfp4_2<TYPE, ROUNDED>(codes & 0xFF, scale), widen_nvfp4_2<TYPE, ROUNDED>(codes >> 8 & 0xFF, scale),
-                      widen_nvfp4_2<TYPE, ROUNDED>(codes >> 16 & 0xFF, scale), widen_nvfp4_2<TYPE, ROUNDED>(codes >> 24, scale));
+    return make_uint4(
+        widen_nvfp4_2<TYPE, ROUNDED>(codes & 0xFF, scale), widen_nvfp4_2<TYPE, ROUNDED>(codes >> 8 & 0xFF, scale),
+        widen_nvfp4_2<TYPE, ROUNDED>(codes >> 16 & 0xFF, scale), widen_nvfp4_2<TYPE, ROUNDED>(codes >> 24, scale));
 }
 
 #endif

@@ -111,7 +111,8 @@ template <bool E4M3> static __device__ inline void load_queries(const char *cons
 
 /* 16 query rows times 8*TILES keys of a stored page from first_key on; d ascending by 16. */
 template <operand TYPE, int TILES>
-static __device__ inline void dot_keys(const uint16_t *page, int first_key, const uint32_t (&q)[8][4], float (&sum)[TILES][4])
+static __device__ inline void dot_keys(const uint16_t *page, int first_key, const uint32_t (&q)[8][4],
+                                       float (&sum)[TILES][4])
 {
     int lane = threadIdx.x % CUDA_WARP;
 #pragma unroll
@@ -122,7 +123,8 @@ static __device__ inline void dot_keys(const uint16_t *page, int first_key, cons
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             uint32_t b[4];
-            load_matrices(b, shared_address(page + (first_key + 8 * n + lane % 8) * PAGE_ROW + 16 * k + 8 * (lane / 8)));
+            load_matrices(b,
+                          shared_address(page + (first_key + 8 * n + lane % 8) * PAGE_ROW + 16 * k + 8 * (lane / 8)));
             mma_16x8x16<TYPE>(sum[n], q[k], b[0], b[1]);
             mma_16x8x16<TYPE>(sum[n], q[k + 1], b[2], b[3]);
         }

@@ -5,7 +5,8 @@
  *
  *   requests  one block     cleans the requests. A request owns the rows that no earlier one has: its first row is the
  *                           maximum of its begin and all earlier ends, which is a running maximum (a scan), not a loop
- *   rows      one thread a row (and a list, for attention) finds the row's request, writes the row, the tile that starts
+ *   rows      one thread a row (and a list, for attention) finds the row's request, writes the row, the tile that
+ *   starts
  *                           with it, and the sorted visible pages of its list
  *   steps     one block     index plans: adds up the tiles' history pages
  * Bytes: reads the lists (4k a row and list), writes 8k; a few us of launches for small steps.
@@ -14,13 +15,20 @@
 
 enum { SCAN_THREADS = 1024, ROW_THREADS = 128 };
 
-/* ------------------------------------------------------------------------------------------------ scans of one block */
+/* ------------------------------------------------------------------------------------------------ scans of one block
+ */
 
 struct maximum {
-    static __device__ int32_t of(int32_t a, int32_t b) { return a > b ? a : b; }
+    static __device__ int32_t of(int32_t a, int32_t b)
+    {
+        return a > b ? a : b;
+    }
 };
 struct sum {
-    template <typename T> static __device__ T of(T a, T b) { return a + b; }
+    template <typename T> static __device__ T of(T a, T b)
+    {
+        return a + b;
+    }
 };
 
 /* Exclusive scan over the block's threads, starting from 0; *total is that of all. Every thread calls it. */
@@ -64,7 +72,8 @@ static __device__ lengths read_lengths(const cuda_step &step, int b)
 
 static __device__ uint32_t length_errors(const cuda_step &step, const lengths &l, int64_t taken)
 {
-    uint32_t error = l.begin < taken || l.end < l.begin || l.end > step.total_q || l.kv_len < 0 ? MSA_ERROR_BIT_LENGTHS : 0;
+    uint32_t error =
+        l.begin < taken || l.end < l.begin || l.end > step.total_q || l.kv_len < 0 ? MSA_ERROR_BIT_LENGTHS : 0;
     return error | (l.kv_len > step.max_kv_len ? MSA_ERROR_BIT_CAPACITY : 0);
 }
 
@@ -78,7 +87,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda
         int64_t b = round + threadIdx.x;
         bool valid = b < step.batch;
         lengths l = valid ? read_lengths(step, (int)b) : lengths{0, 0, 0};
-        int32_t stop = (int32_t)(l.end < step.total_q ? l.end : step.total_q); /* negative is fine: taken is at least 0 */
+        int32_t stop =
+            (int32_t)(l.end < step.total_q ? l.end : step.total_q); /* negative is fine: taken is at least 0 */
         int32_t all, before = block_scan<maximum>(stop, &all);
         before = before > taken ? before : taken; /* rows taken before this request */
         int64_t first = l.begin > before ? l.begin : before;
@@ -88,7 +98,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda
         if (valid) {
             error |= length_errors(step, l, before);
             int64_t kv_len = l.kv_len < 0 ? 0 : l.kv_len < step.max_kv_len ? l.kv_len : step.max_kv_len;
-            step.requests[b] = cuda_request{l.kv_len - (l.end - l.begin) + (first - l.begin), (int32_t)first, rows, (int32_t)kv_len, 0};
+            step.requests[b] = cuda_request{l.kv_len - (l.end - l.begin) + (first - l.begin), (int32_t)first, rows,
+                                            (int32_t)kv_len, 0};
             step.row_end[b] = before > stop ? before : stop;
             if (step.query_tile)
                 step.first_tile[b + 1] = tiles + tiles_before + own_tiles;
@@ -150,14 +161,15 @@ static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step
     step.rows[row] = cuda_row{b, cut_position(position, -1)};
     if (step.query_tile && i % step.query_tile == 0) {
         int32_t left = request.num_rows - i;
-        step.tiles[step.first_tile[b] + i / step.query_tile] =
-            cuda_tile{b, (int32_t)row, left < step.query_tile ? left : step.query_tile, cut_position(position, -MAX_POSITION)};
+        step.tiles[step.first_tile[b] + i / step.query_tile] = cuda_tile{
+            b, (int32_t)row, left < step.query_tile ? left : step.query_tile, cut_position(position, -MAX_POSITION)};
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ lists */
 
-/* A warp a list of a row, a lane an id. An id's place is the number of smaller ones; of equal ones the first lane's stays. */
+/* A warp a list of a row, a lane an id. An id's place is the number of smaller ones; of equal ones the first lane's
+ * stays. */
 static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
 {
     int lane = threadIdx.x % CUDA_WARP;
@@ -169,7 +181,8 @@ static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_ste
         return;
     int32_t id = -1;
     if (lane < step.topk)
-        id = ((const int32_t *)((const char *)step.list + list * step.list_head_stride + row * step.list_row_stride))[lane];
+        id = ((const int32_t *)((const char *)step.list + list * step.list_head_stride +
+                                row * step.list_row_stride))[lane];
     if (__any_sync(~0u, id < -1 || id >= step.max_pages)) {
         if (lane == 0)
             atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
@@ -224,8 +237,8 @@ cudaError_t prepare_smxx(const struct cuda_step *step, cudaStream_t stream)
     if (!error)
         error = launch(write_rows, grid_blocks(step->total_q, ROW_THREADS), ROW_THREADS, 0, false, stream, *step);
     if (!error && step->lists)
-        error = launch(write_pages, dim3(grid_blocks(step->total_q, ROW_THREADS / CUDA_WARP), (unsigned)step->lists), ROW_THREADS, 0,
-                       false, stream, *step);
+        error = launch(write_pages, dim3(grid_blocks(step->total_q, ROW_THREADS / CUDA_WARP), (unsigned)step->lists),
+                       ROW_THREADS, 0, false, stream, *step);
     if (!error && step->first_step)
         error = launch(add_steps, 1, SCAN_THREADS, 0, false, stream, *step);
     return error;

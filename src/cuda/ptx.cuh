@@ -13,8 +13,8 @@ enum operand { OPERAND_F16, OPERAND_BF16 }; /* element type of the 16-bit tensor
 
 /* dependent: this launch may start before the one ahead of it has ended; its blocks call grid_wait() first. */
 template <typename... Params, typename... Args>
-static cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, bool dependent, cudaStream_t stream,
-                          const Args &...args)
+static cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, bool dependent,
+                          cudaStream_t stream, const Args &...args)
 {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -79,8 +79,8 @@ static __device__ inline uint32_t shared_address(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. Register i of a lane holds the
- * elements 2*(lane%4) and the next of row lane/4 of matrix i. */
+/* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. Register i of a lane holds
+ * the elements 2*(lane%4) and the next of row lane/4 of matrix i. */
 static __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -102,14 +102,17 @@ static __device__ inline void load_matrices_transposed(uint32_t (&m)[4], uint32_
  *   a  rows g, g+8 at columns 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3])
  *   b  column g at rows 2t, 2t+1 (b0) and 2t+8, 2t+9 (b1)
  *   c  row g at columns 2t, 2t+1 (c[0], c[1]), row g+8 (c[2], c[3]) */
-template <operand TYPE> static __device__ inline void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <operand TYPE>
+static __device__ inline void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     if (TYPE == OPERAND_F16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+            "%2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+            "%1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

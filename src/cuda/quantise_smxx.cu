@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * quantise_smxx.cu - rows of F32, BF16 or FP16 to E4M3 or NVFP4, bit-equal to cpu/quantise_c.c. A thread takes 16 elements.
- * Floor: bytes read and written at the copy rate.
+ * quantise_smxx.cu - rows of F32, BF16 or FP16 to E4M3 or NVFP4, bit-equal to cpu/quantise_c.c. A thread takes 16
+ * elements. Floor: bytes read and written at the copy rate.
  */
 #include "block.cuh"
 
@@ -21,7 +21,8 @@ static __global__ void __launch_bounds__(THREADS) quantise_rows(const quantise_j
     for (; index < args.rows * blocks; index += (int64_t)gridDim.x * THREADS) {
         int64_t row = index / blocks, block = index % blocks;
         float x[BLOCK];
-        load_block((const char *)args.src + row * args.src_row_stride + block * src_bytes, args.src_dtype, job.src_aligned, x);
+        load_block((const char *)args.src + row * args.src_row_stride + block * src_bytes, args.src_dtype,
+                   job.src_aligned, x);
         char *dst = (char *)args.dst + row * args.dst_row_stride;
         if (args.dst_dtype == MSA_E4M3)
             store_e4m3_block(x, factor, dst + block * BLOCK, job.dst_aligned);
@@ -35,5 +36,6 @@ cudaError_t quantise_smxx(const msa_quantise_args *args, cudaStream_t stream)
 {
     quantise_job job = {*args, rows_aligned(args->src, args->src_row_stride, 16),
                         rows_aligned(args->dst, args->dst_row_stride, args->dst_dtype == MSA_E4M3 ? 16 : 8)};
-    return launch(quantise_rows, grid_blocks(args->rows * (args->cols / BLOCK), THREADS), THREADS, 0, false, stream, job);
+    return launch(quantise_rows, grid_blocks(args->rows * (args->cols / BLOCK), THREADS), THREADS, 0, false, stream,
+                  job);
 }

@@ -2,14 +2,15 @@
  *
  * topk_smxx.cu - exact top-k of page scores, by the selection rules of msa.h; for plans and for msa_topk.
  *
- * A team of warps takes a row and keeps its scores in registers, as 32-bit keys whose unsigned order is the rules' order:
- * -inf (no candidate) 0, NaN 1, numbers above. The wanted-th largest key is found by bisection on its value, with one count
- * a step, so that time hardly depends on the data; it ends early when a bound splits off exactly the wanted number. Pages
- * with larger keys are listed, and of equal ones the lowest fill up: they are found in page order, by ballots. Lists in
- * score order then rank their at most 32 entries.
+ * A team of warps takes a row and keeps its scores in registers, as 32-bit keys whose unsigned order is the rules'
+ * order: -inf (no candidate) 0, NaN 1, numbers above. The wanted-th largest key is found by bisection on its value,
+ * with one count a step, so that time hardly depends on the data; it ends early when a bound splits off exactly the
+ * wanted number. Pages with larger keys are listed, and of equal ones the lowest fill up: they are found in page order,
+ * by ballots. Lists in score order then rank their at most 32 entries.
  *
  * Teams: 1 warp for up to 256 or 1024 pages, 8 warps for up to 8192; 8, 32 and 32 keys a lane.
  * Floor: one read of the scores, 4 bytes a page (8192 rows x 1024 pages: 34 MB, 7 us at 4.7 TB/s).
+ * Measured on an H200, 2026-11-29, 8192 rows: 1024 pages 49 us (ascending 47, equal 61), 8192 pages 395 us.
  */
 #include "ptx.cuh"
 
@@ -107,7 +108,8 @@ static __device__ uint32_t find_bound(const uint32_t (&key)[KEYS], uint32_t want
 
 /* Puts the chosen candidates into memory.chosen in page order; returns their number. */
 template <int KEYS, int WARPS>
-static __device__ int gather(const uint32_t (&key)[KEYS], uint32_t bound, uint32_t want, int first, team_memory &memory, int &turn)
+static __device__ int gather(const uint32_t (&key)[KEYS], uint32_t bound, uint32_t want, int first, team_memory &memory,
+                             int &turn)
 {
     int lane = threadIdx.x % CUDA_WARP, warp = WARPS > 1 ? threadIdx.x / CUDA_WARP : 0;
     uint32_t above = 0, equal = 0;
@@ -141,7 +143,8 @@ static __device__ int gather(const uint32_t (&key)[KEYS], uint32_t bound, uint32
         bool taken = key[j] > bound || (key[j] == bound && equal_before + __popc(equals & lower) < left);
         uint32_t takens = __ballot_sync(~0u, taken);
         if (taken)
-            memory.chosen[used + __popc(takens & lower)] = (uint64_t)key[j] << 32 | (uint32_t) ~(first + candidate<KEYS>(warp, j));
+            memory.chosen[used + __popc(takens & lower)] =
+                (uint64_t)key[j] << 32 | (uint32_t) ~(first + candidate<KEYS>(warp, j));
         used += __popc(takens);
         equal_before += __popc(equals);
     }
@@ -150,7 +153,8 @@ static __device__ int gather(const uint32_t (&key)[KEYS], uint32_t bound, uint32
 }
 
 /* Writes a row's list. The chosen pages lie between `first` forced ones and those from `last` on. One warp calls it. */
-static __device__ void write_list(const msa_topk_args &args, const team_memory &memory, int chosen, int first, int last, int n, int32_t *list)
+static __device__ void write_list(const msa_topk_args &args, const team_memory &memory, int chosen, int first, int last,
+                                  int n, int32_t *list)
 {
     int lane = threadIdx.x % CUDA_WARP;
     int place = lane;
@@ -194,7 +198,8 @@ static __device__ void select_row(const cuda_topk &job, int64_t row, int64_t hea
     int first = args.init_pages < n ? args.init_pages : n;
     int last = n - args.local_pages > first ? n - args.local_pages : first;
     const float *scores =
-        (const float *)((const char *)args.scores + head * args.scores_head_stride + row * args.scores_row_stride) + first;
+        (const float *)((const char *)args.scores + head * args.scores_head_stride + row * args.scores_row_stride) +
+        first;
     uint32_t key[KEYS];
 #pragma unroll
     for (int j = 0; j < KEYS; j++) {
@@ -216,7 +221,8 @@ static __device__ void select_row(const cuda_topk &job, int64_t row, int64_t hea
 }
 
 /* One row a team, all heads a row of the grid. */
-template <int KEYS, int WARPS> static __global__ void __launch_bounds__(BLOCK_WARPS * CUDA_WARP) select_rows(const cuda_topk job)
+template <int KEYS, int WARPS>
+static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP) select_rows(const cuda_topk job)
 {
     constexpr int TEAMS = BLOCK_WARPS / WARPS;
     __shared__ team_memory memory[TEAMS];
