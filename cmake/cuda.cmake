@@ -10,6 +10,7 @@ set(MSA_CUDA_SOURCES
     src/cuda/index_smxx.cu
     src/cuda/prepare_smxx.cu
     src/cuda/quantise_smxx.cu
+    src/cuda/score_sm90.cu
     src/cuda/topk_smxx.cu)
 
 # All that this nvcc can build, if none are named. 90a, not 90: only that has Hopper's own instructions.
@@ -39,17 +40,23 @@ message(STATUS "CUDA backend: ${MSA_NVCC}, for ${cuda_archs}")
 set(cuda_flags -std=c++17 -O3 -fmad=false -I${CMAKE_CURRENT_SOURCE_DIR}/include -Xptxas=-warn-spills,-Werror)
 list(APPEND cuda_flags -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
      -Xcompiler=-fno-asynchronous-unwind-tables,-Wall)
+set(cuda_targets)
 foreach(arch IN LISTS cuda_archs)
-    list(APPEND cuda_flags -gencode=arch=compute_${arch},code=sm_${arch})
+    list(APPEND cuda_targets -gencode=arch=compute_${arch},code=sm_${arch})
 endforeach()
+set(cuda_targets_sm90 -gencode=arch=compute_90a,code=sm_90a) # <name>_sm90.cu; not used if 90a is not in the list
 
 set(MSA_CUDA_OBJECTS)
 foreach(source IN LISTS MSA_CUDA_SOURCES)
     get_filename_component(name ${source} NAME)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
+    set(targets ${cuda_targets})
+    if(name MATCHES "_sm90\\.cu$")
+        set(targets ${cuda_targets_sm90})
+    endif()
     add_custom_command(OUTPUT ${object} DEPFILE ${object}.d MAIN_DEPENDENCY ${CMAKE_CURRENT_SOURCE_DIR}/${source} VERBATIM
                        COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-                       COMMAND ${MSA_NVCC} ${cuda_flags} -MD -MF ${object}.d -MT ${object} -o ${object}
+                       COMMAND ${MSA_NVCC} ${cuda_flags} ${targets} -MD -MF ${object}.d -MT ${object} -o ${object}
                                -c ${CMAKE_CURRENT_SOURCE_DIR}/${source})
     list(APPEND MSA_CUDA_OBJECTS ${object})
 endforeach()

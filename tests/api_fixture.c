@@ -193,7 +193,8 @@ static void open_step(struct fixture *f)
     f->step.batch = FIX_BATCH;
     f->step.total_q = FIX_ROWS;
     f->step.cu_seqlens_q = place_i32(f, (int32_t[FIX_BATCH + 1]){0, 2, FIX_ROWS}, FIX_BATCH + 1);
-    f->step.kv_lens = place_i32(f, (int32_t[FIX_BATCH]){200, FIX_KV_LEN}, FIX_BATCH);
+    /* The second request ends just past its first page: one row sees all of that page, two rows see more. */
+    f->step.kv_lens = place_i32(f, (int32_t[FIX_BATCH]){3, 130}, FIX_BATCH);
     f->step.page_table = place_i32(f, (int32_t[FIX_BATCH * FIX_TABLE]){2, 0, 1, 2}, FIX_BATCH * FIX_TABLE);
 }
 

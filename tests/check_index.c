@@ -140,7 +140,21 @@ static void check_random(harness *h, int pair, int number)
         q_lens[i] = random_chance(&r, 0.15) ? 0 : random_between(&r, 1, s.decode ? 9 : 140);
         kv_lens[i] = random_chance(&r, 0.1) ? random_below(&r, 4) : random_between(&r, 1, 4000);
     }
+    s.precision = random_chance(&r, 0.4) ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
     test(h, &s, "random", number);
+}
+
+/* Enough rows that kernels which convert pages ahead do so; all head counts, both precisions. */
+static void check_many_rows(harness *h, int pair)
+{
+    for (int heads = 1; heads <= (h->options.quick ? 1 : 8); heads++)
+        for (int fast = 0; fast < 2; fast++) {
+            index_spec s = pair_spec(pair);
+            s.heads = heads;
+            s.precision = fast ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
+            s.requests = batch_of(4, LENGTHS(1030 / heads, 0, 1, 300 / heads), LENGTHS(2200, 900, 1500, 700));
+            test(h, &s, fast ? "many-rows-fast" : "many-rows", heads);
+        }
 }
 
 /* index_prefill and index_decode give the same bits. */
@@ -174,6 +188,7 @@ void check_index(harness *h)
         check_batches(h, pair);
         check_layouts(h, pair);
         check_same_bits(h, pair);
+        check_many_rows(h, pair);
         for (int i = 0; i < randoms; i++)
             check_random(h, pair, i);
     }

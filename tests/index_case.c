@@ -244,6 +244,7 @@ index_case *index_new(const harness *h, const index_spec *spec)
     c->desc.init_pages = s->init_pages;
     c->desc.local_pages = s->local_pages;
     c->desc.topk_order = s->order;
+    c->desc.precision = s->precision;
     c->desc.outputs = s->outputs;
     c->desc.max_batch = s->requests.max_batch ? s->requests.max_batch : s->requests.batch > 0 ? s->requests.batch : 1;
     c->desc.max_total_q = s->requests.max_total_q ? s->requests.max_total_q : c->b.total_q > 0 ? c->b.total_q : 1;

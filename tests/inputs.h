@@ -169,6 +169,7 @@ typedef struct index_spec {
     bool decode, without_counts, slots;                    /* slots: NVFP4 [pages, 128, 72] */
     int32_t heads, topk, init_pages, local_pages, outputs; /* 0: 1 head, 16, 0, 1, both outputs */
     msa_topk_order order;
+    msa_precision precision;
     row_layout q_layout, scores_layout, list_layout;
     bool gaps; /* in the cache */
     int poison;

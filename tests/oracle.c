@@ -13,6 +13,8 @@ enum { D = MSA_HEAD_DIM, PAGE = MSA_PAGE_SIZE, MAX_TERMS = 32 };
  * exponential or a logarithm, and in a product of a few factors. */
 #define CHAIN_ERROR 0x1p-20
 #define FUNCTION_ERROR 0x1p-21
+/* The same for sums of FP8 tensor cores, which drop what lies below 2^-13 of the largest of 33 terms; seen: 0x1p-10. */
+#define FP8_SUM_ERROR 0x1p-9
 #define PRODUCT_ERROR 0x1p-22
 /* Exponentials this small may become 0, in FP32 or in an implementation's exp. */
 #define TINY 0x1p-125
@@ -310,7 +312,7 @@ int32_t oracle_index_row(const msa_index_desc *desc, const msa_step *step, const
                              1);
     int64_t head_stride = or_dense(args->index_q_head_stride, oracle_row_bytes(desc->q_dtype, D));
     int64_t row_stride = or_dense(args->index_q_row_stride, oracle_row_bytes(desc->q_dtype, D) * desc->num_index_heads);
-    double q[D], x[D], magnitude;
+    double q[D], x[D], magnitude, sum_error = desc->precision == MSA_PRECISION_FAST ? FP8_SUM_ERROR : CHAIN_ERROR;
     read_row(desc->q_dtype, at(args->index_q, row * row_stride + head * head_stride), q);
     for (int64_t page = 0; page < history; page++) {
         int32_t physical = physical_page(step, max_pages, place.request, page);
@@ -322,7 +324,7 @@ int32_t oracle_index_row(const msa_index_desc *desc, const msa_step *step, const
                 best = score;
             if (isnan(best))
                 break;
-            bound = fmax(bound, magnitude * CHAIN_ERROR);
+            bound = fmax(bound, magnitude * sum_error);
         }
         scores[page] = best;
         if (bounds)

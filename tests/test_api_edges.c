@@ -219,7 +219,7 @@ static void error_bits(void **state)
             for (size_t j = 0; j < sizeof(bad_ids) / sizeof(bad_ids[0]); j++)
                 check_bit(&f, op, list(&f) + 2, bad_ids[j], MSA_ERROR_BIT_LIST_ID);
         }
-        /* Page 0 of the second request is seen by every operation: its queries stand in page 1. */
+        /* Page 0 of the second request is seen by every operation: its last queries stand in page 1. */
         check_bit(&f, op, table(&f) + FIX_TABLE, FIX_PAGES, MSA_ERROR_BIT_PAGE_ID);
         check_bit(&f, op, table(&f) + FIX_TABLE, -5, MSA_ERROR_BIT_PAGE_ID);
         check_bit(&f, op, table(&f) + FIX_TABLE, INT_MAX, MSA_ERROR_BIT_PAGE_ID);

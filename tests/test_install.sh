@@ -67,11 +67,11 @@ if [ -x "$prefix/usr/bin/msa" ]; then
     described=$(tr -d '\\' <"$prefix/usr/share/man/man1/msa.1" | grep -A 1 '^\.TP' | grep -o -- '--[a-z][a-z-]*' | sort -u)
     expect "the manual page has the options of --help" same "$(echo "$described")" \
         "$(echo "$options" | grep -vE -- '--(help|usage)$')"
-    expect "the support matrix in README.md is the build's" "$source/scripts/readme-matrix" --check "$prefix/usr/bin/msa"
 else
     skipped=$((skipped + 1))
     echo "skip: tool: built without it"
 fi
+expect "README.md has the list of kernels" "$source/scripts/readme-matrix" --check
 quoted=$(awk '/^```c$/ {inside = 1; next} /^```$/ {inside = 0} inside' "$source/README.md")
 expect "README.md quotes examples/minimal.c" same "$quoted" "$(cat "$source/examples/minimal.c")"
 

@@ -12,7 +12,8 @@
  *   requests   [batch]            rows, length and position of each request, cleaned of bad values
  *   rows       [total_q]          request and position of each row; request -1: padding, not to be read or written
  *   tiles      [num_tiles]        query_tile consecutive rows of one request each; num_rows 0: an unused slot
- *   first_step [num_tiles + 1]    index plans: (tile, history page) pairs before each tile
+ *   first_step [num_tiles + 1]    (tile, history page) pairs before each tile, for index kernels that do not cut the
+ *                                 tiles themselves
  *   pages      [lists][total_q][k] attention plans: the distinct visible pages of each list, ascending, then -1
  * Everything in them is a function of the step alone: no order of arrival decides anything.
  *
@@ -157,13 +158,16 @@ struct cuda_index {
     msa_index_desc desc;
     msa_index_args args; /* strides resolved; scores are never NULL: the caller's, or the workspace's */
     int32_t num_sms;
+    size_t memory_bytes; /* the kernel's own memory, as its plan chose */
+    void *memory;        /* device */
 };
 typedef cudaError_t cuda_index_fn(const struct cuda_index *job, cudaStream_t stream);
 
 struct cuda_index_kernel {
-    int32_t (*query_tile)(const struct cuda_index *job); /* queries of a tile, all heads each */
-    bool fast;                                           /* has a `fast` precision */
-    cuda_index_fn *run;                                  /* writes scores, nothing else */
+    void (*plan)(struct cuda_index *job); /* fills step.query_tile (queries, all heads each) and memory_bytes */
+    bool fast;                            /* has a `fast` precision for FP8 and NVFP4 keys */
+    cuda_index_fn *prepare;               /* cuts the tiles into work; NULL: by step.first_step */
+    cuda_index_fn *run;                   /* writes scores, nothing else */
 };
 
 /* Selection from scores. Pages of a row come from `rows` (planned) or from args.valid_pages (stateless). */

@@ -12,7 +12,7 @@ struct cuda_plan {
     bool has_error;  /* a prepare was enqueued, so the word has a value */
     union {
         struct {
-            cuda_index_fn *run;
+            const struct cuda_index_kernel *kernel;
             struct cuda_index job;
             float *scores; /* the workspace's; NULL: the caller gives them */
         } index;
@@ -52,15 +52,17 @@ static size_t cut_workspace(const msa_plan *plan, char *base)
         size_t tiles = rows / (size_t)step->query_tile + batch;
         step->first_tile = take(base, &used, (batch + 1) * sizeof *step->first_tile);
         step->tiles = take(base, &used, tiles * sizeof *step->tiles);
-        if (plan_is_index(plan))
+        if (plan_is_index(plan) && !own->index.kernel->prepare)
             step->first_step = take(base, &used, (tiles + 1) * sizeof *step->first_step);
     }
     if (!plan_is_index(plan)) {
         step->pages = take(base, &used, (size_t)step->lists * rows * (size_t)step->topk * sizeof *step->pages);
         own->attention.job.memory = take(base, &used, own->attention.job.memory_bytes);
-    } else if (!(plan->index.outputs & MSA_INDEX_SCORES)) {
-        own->index.scores =
-            take(base, &used, (size_t)plan->index.num_index_heads * rows * (size_t)plan->max_pages * sizeof(float));
+    } else {
+        own->index.job.memory = take(base, &used, own->index.job.memory_bytes);
+        if (!(plan->index.outputs & MSA_INDEX_SCORES))
+            own->index.scores =
+                take(base, &used, (size_t)plan->index.num_index_heads * rows * (size_t)plan->max_pages * sizeof(float));
     }
     return used;
 }
@@ -78,14 +80,15 @@ static void plan_index(msa_plan *plan, const struct cuda_device *device)
     bool decode = plan->operation == PLAN_INDEX_DECODE;
     const struct cuda_index_kernel *kernel =
         (decode ? device->kernels.index_decode : device->kernels.index_prefill)[format];
-    own->index.job.step.query_tile = kernel->query_tile(&own->index.job);
-    own->index.run = kernel->run;
+    kernel->plan(&own->index.job);
+    own->index.kernel = kernel;
     plan->kernel = cuda_kernel_name(kernel);
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s%s%s", plan->kernel, cuda_kernel_name(device->kernels.prepare),
              desc->outputs & MSA_INDEX_SELECTION ? ", " : "",
              desc->outputs & MSA_INDEX_SELECTION ? cuda_kernel_name(device->kernels.topk) : "");
     plan->strategy = "query-major";
-    plan->precision = kernel->fast && desc->precision == MSA_PRECISION_FAST ? "fast" : "exact";
+    bool fast = kernel->fast && desc->k_dtype != MSA_BF16 && desc->precision == MSA_PRECISION_FAST;
+    plan->precision = fast ? "fast" : "exact";
 }
 
 static msa_status plan_attention(msa_plan *plan, const struct cuda_device *device)
@@ -202,6 +205,8 @@ msa_status cuda_prepare(msa_plan *plan, msa_stream stream)
         error = cudaMemsetAsync(own->error, 0, sizeof *own->error, stream);
     } else {
         error = cuda_device_of(plan->context)->kernels.prepare(step, stream);
+        if (!error && plan_is_index(plan) && own->index.kernel->prepare)
+            error = own->index.kernel->prepare(&own->index.job, stream);
         if (!error && !plan_is_index(plan) && own->attention.kernel->prepare)
             error = own->attention.kernel->prepare(&own->attention.job, stream);
     }
@@ -248,7 +253,7 @@ msa_status cuda_index_run(msa_plan *plan, const msa_index_args *args, msa_stream
     msa_status status = cuda_enter(plan->context);
     if (status)
         return status;
-    cudaError_t error = own->index.run(job, stream);
+    cudaError_t error = own->index.kernel->run(job, stream);
     if (!error && plan->index.outputs & MSA_INDEX_SELECTION)
         error = select_pages(plan, job, stream);
     return cuda_leave(plan->context, plan->kernel, error);

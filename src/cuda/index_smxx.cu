@@ -175,14 +175,15 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) score_pages(con
 /* ------------------------------------------------------------------------------------------------ launchers */
 
 /* A query's heads stay together. Tiles never get larger with more heads: workspaces grow with them. */
-static int32_t prefill_tile(const struct cuda_index *job)
+static void plan_prefill(struct cuda_index *job)
 {
-    return PREFILL_ROWS / job->desc.num_index_heads;
+    job->step.query_tile = PREFILL_ROWS / job->desc.num_index_heads;
 }
 
-static int32_t decode_tile(const struct cuda_index *job)
+static void plan_decode(struct cuda_index *job)
 {
-    return job->desc.num_index_heads <= DECODE_ROWS ? DECODE_ROWS / job->desc.num_index_heads : 1;
+    int32_t heads = job->desc.num_index_heads;
+    job->step.query_tile = heads <= DECODE_ROWS ? DECODE_ROWS / heads : 1;
 }
 
 template <int ROW_WARPS> static cudaError_t run(const struct cuda_index *job, cudaStream_t stream)
@@ -198,5 +199,5 @@ static cudaError_t run_decode(const struct cuda_index *job, cudaStream_t stream)
     return job->desc.num_index_heads <= DECODE_ROWS ? run<1>(job, stream) : run<WARPS>(job, stream);
 }
 
-const struct cuda_index_kernel index_prefill_smxx = {prefill_tile, false, run<WARPS>};
-const struct cuda_index_kernel index_decode_smxx = {decode_tile, false, run_decode};
+const struct cuda_index_kernel index_prefill_smxx = {plan_prefill, false, NULL, run<WARPS>};
+const struct cuda_index_kernel index_decode_smxx = {plan_decode, false, NULL, run_decode};

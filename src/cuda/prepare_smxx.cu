@@ -11,50 +11,9 @@
  *   steps     one block     index plans: adds up the tiles' history pages
  * Bytes: reads the lists (4k a row and list), writes 8k; a few us of launches for small steps.
  */
-#include "ptx.cuh"
+#include "step.cuh"
 
-enum { SCAN_THREADS = 1024, ROW_THREADS = 128 };
-
-/* ------------------------------------------------------------------------------------------------ scans of one block
- */
-
-struct maximum {
-    static __device__ int32_t of(int32_t a, int32_t b)
-    {
-        return a > b ? a : b;
-    }
-};
-struct sum {
-    template <typename T> static __device__ T of(T a, T b)
-    {
-        return a + b;
-    }
-};
-
-/* Exclusive scan over the block's threads, starting from 0; *total is that of all. Every thread calls it. */
-template <typename OP, typename T> static __device__ T block_scan(T x, T *total)
-{
-    __shared__ T warp_total[SCAN_THREADS / CUDA_WARP];
-    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP;
-    for (int d = 1; d < CUDA_WARP; d *= 2) {
-        T y = __shfl_up_sync(~0u, x, d);
-        x = lane >= d ? OP::of(x, y) : x;
-    }
-    __syncthreads(); /* of the call before this one, all have read */
-    if (lane == CUDA_WARP - 1)
-        warp_total[warp] = x;
-    T before = __shfl_up_sync(~0u, x, 1);
-    before = lane ? before : 0;
-    __syncthreads();
-    T all = 0;
-    for (int w = 0; w < SCAN_THREADS / CUDA_WARP; w++) {
-        if (w == warp)
-            before = OP::of(all, before);
-        all = OP::of(all, warp_total[w]);
-    }
-    *total = all;
-    return before;
-}
+enum { ROW_THREADS = 128 };
 
 /* ------------------------------------------------------------------------------------------------ requests */
 
@@ -213,13 +172,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) add_steps(const cuda_step
 {
     int64_t before = 0;
     for (int64_t round = 0; round < step.num_tiles; round += SCAN_THREADS) {
-        int64_t i = round + threadIdx.x, pages = 0;
-        if (i < step.num_tiles) {
-            cuda_tile tile = step.tiles[i];
-            int64_t last = (int64_t)tile.first_position + tile.num_rows - 1;
-            pages = tile.num_rows == 0 || last < 0 ? 0 : last / MSA_PAGE_SIZE;
-            pages = pages < step.max_pages ? pages : step.max_pages;
-        }
+        int64_t i = round + threadIdx.x, pages = i < step.num_tiles ? history_pages(step, step.tiles[i]) : 0;
         int64_t all, in_round = block_scan<sum>(pages, &all);
         if (i < step.num_tiles)
             step.first_step[i + 1] = before + in_round + pages;

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * ptx_sm90.cuh - Hopper's own instructions (sm_90a), one a function: warpgroup matrix products, mbarriers, asynchronous
+ * copies, registers moved between warps.
+ */
+#ifndef MSA_CUDA_PTX_SM90_CUH
+#define MSA_CUDA_PTX_SM90_CUH
+
+#include "ptx.cuh"
+
+enum { WARPGROUP = 128 }; /* threads */
+
+/* The same value in all lanes, in a way that the compiler knows: branches on it are uniform. */
+static __device__ inline int uniform(int x)
+{
+    return __shfl_sync(~0u, x, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------ mbarriers */
+
+static __device__ inline void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+static __device__ inline void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Waits for the end of the phase of this parity. */
+static __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity), "r"(10000000) /* ns to sleep at most between two looks */
+                 : "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------ copies */
+
+static __device__ inline void copy_async_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ inline void copy_async_4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Ends a group of this thread's copies; all but the last PENDING groups have arrived after copy_async_wait. */
+static __device__ inline void copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING> static __device__ inline void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Arrives when all of this thread's copies so far have. */
+static __device__ inline void copy_async_arrive(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Makes writes to shared memory that this thread knows of visible to its warpgroup's products. It waits for the
+ * thread's own copies, so that a thread which has some under way had better leave it to the reader. */
+static __device__ inline void fence_async_reads(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------ registers */
+
+/* All warps of a warpgroup call these together. What `more` takes, other warpgroups must have given back. */
+template <int REGISTERS> static __device__ inline void fewer_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> static __device__ inline void more_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/* ------------------------------------------------------------------------------------------------ products */
+
+/* Descriptor of a matrix in shared memory, K-major with 128-byte swizzle: rows of 128 bytes, 8 of them a group of 1024.
+ * Bit fields: address / 16; leading offset (not used: 1); distance of groups / 16 (64); swizzle mode (1). */
+static __device__ inline uint64_t matrix_descriptor(uint32_t address)
+{
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(address >> 4 | 1 << 16), "r"(1u << 30 | 64));
+    return descriptor;
+}
+
+static __device__ inline void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ inline void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Waits for all products; the accumulator is not read before. */
+template <int N> static __device__ inline void wgmma_wait(float (&sum)[N])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(sum[i])::"memory");
+}
+
+#define SUM_8(i)                                                                                            \
+    "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
+        "+f"(sum[i + 6]), "+f"(sum[i + 7])
+#define WGMMA_64X128(shape_and_types, flags)                                                                      \
+    asm volatile(                                                                                                 \
+        "{\n"                                                                                                     \
+        ".reg .pred p;\n"                                                                                         \
+        "setp.ne.b32 p, %69, 0;\n"                                                                                \
+        "wgmma.mma_async.sync.aligned." shape_and_types " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "    \
+        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "    \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "    \
+        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, " flags ";\n" \
+        "}"                                                                                                       \
+        : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24), SUM_8(32), SUM_8(40), SUM_8(48), SUM_8(56)                    \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
+/* Elements of matrix products. */
+enum wgmma_type { WGMMA_E4M3, WGMMA_F16, WGMMA_BF16 };
+
+/* sum = a * b, or sum += a * b if `add`; FP32. 64 rows (16 a warp) by 128 columns, 32 bytes of the inner dimension.
+ * With g = lane/4, t = lane%4, a holds of the rows g, g+8: bytes 4t..4t+3 (a[0], a[1]) and 16+4t..16+4t+3 (a[2], a[3]);
+ * sum[4n + i] is row g + 8*(i/2), column 8n + 2t + i%2. */
+template <wgmma_type TYPE>
+static __device__ inline void wgmma_64x128(float (&sum)[64], const uint32_t *a, uint64_t b, int add)
+{
+    if (TYPE == WGMMA_E4M3)
+        WGMMA_64X128("m64n128k32.f32.e4m3.e4m3", "1, 1");
+    else if (TYPE == WGMMA_F16)
+        WGMMA_64X128("m64n128k16.f32.f16.f16", "1, 1, 0");
+    else
+        WGMMA_64X128("m64n128k16.f32.bf16.bf16", "1, 1, 0");
+}
+#undef WGMMA_64X128
+#undef SUM_8
+
+#endif

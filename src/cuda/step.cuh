@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * step.cuh - what kernels that cut a step into work share: running sums and maxima over a block's threads, and the
+ * pages of a tile.
+ */
+#ifndef MSA_CUDA_STEP_CUH
+#define MSA_CUDA_STEP_CUH
+
+#include "ptx.cuh"
+
+enum { SCAN_THREADS = 1024 }; /* of the block */
+
+struct maximum {
+    static __device__ int32_t of(int32_t a, int32_t b)
+    {
+        return a > b ? a : b;
+    }
+};
+struct sum {
+    template <typename T> static __device__ T of(T a, T b)
+    {
+        return a + b;
+    }
+};
+
+/* Pages with a score for the last row of a tile, and so at most for any. */
+static __device__ inline int32_t history_pages(const cuda_step &step, const cuda_tile &tile)
+{
+    int64_t last = (int64_t)tile.first_position + tile.num_rows - 1;
+    int64_t pages = tile.num_rows == 0 || last < 0 ? 0 : last / MSA_PAGE_SIZE;
+    return (int32_t)(pages < step.max_pages ? pages : step.max_pages);
+}
+
+/* Exclusive scan over the block's threads, starting from 0; *total is that of all. Every thread calls it. */
+template <typename OP, typename T> static __device__ T block_scan(T x, T *total)
+{
+    __shared__ T warp_total[SCAN_THREADS / CUDA_WARP];
+    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP;
+    for (int d = 1; d < CUDA_WARP; d *= 2) {
+        T y = __shfl_up_sync(~0u, x, d);
+        x = lane >= d ? OP::of(x, y) : x;
+    }
+    __syncthreads(); /* of the call before this one, all have read */
+    if (lane == CUDA_WARP - 1)
+        warp_total[warp] = x;
+    T before = __shfl_up_sync(~0u, x, 1);
+    before = lane ? before : 0;
+    __syncthreads();
+    T all = 0;
+    for (int w = 0; w < SCAN_THREADS / CUDA_WARP; w++) {
+        if (w == warp)
+            before = OP::of(all, before);
+        all = OP::of(all, warp_total[w]);
+    }
+    *total = all;
+    return before;
+}
+
+#endif
