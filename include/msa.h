@@ -24,7 +24,8 @@
  * - Alignment: base and used strides of q, k, v, index_q, index_k and out are multiples of 16 bytes; block scales of 8;
  *   the workspace of 256; everything else of its element size.
  * - Memory is the caller's: no pointer is kept after the work that used it has finished. Buffers named in a step are read
- *   by `prepare` and again by the runs that follow it. Outputs overlap nothing. On a CUDA context every tensor pointer is a
+ *   by `prepare` and again by the runs that follow it. Outputs overlap nothing: strides that make an output overlap itself
+ *   are refused; overlap between different buffers is the caller's duty and is not looked for. On a CUDA context every tensor pointer is a
  *   device pointer unless its comment says "host"; on a CPU context every pointer is a host pointer.
  * - Any physical page may serve any number of table slots and requests.
  * - Every function that returns msa_status leaves a message for MSA_SUCCESS-unequal results in msa_last_error(), which
@@ -35,7 +36,10 @@
  *   build; not on other requests, the batch slot, the thread count or the replay.
  * - Threads: a context may be used from several threads at once; a plan by one thread at a time. Two plans share no state.
  * - The library never prints, exits, aborts, or changes the caller's current CUDA device.
- * - Structs grow at their end. `size` tells which version the caller was compiled with; use the INIT macros.
+ * - Structs grow at their end. `size` tells which version the caller was compiled with; use the INIT macros. A newer
+ *   caller's struct is taken as long as the fields this library does not know are zero.
+ * - A refused call changes nothing: after a refused `prepare` the last successful one stays in force; what a create or plan
+ *   call would have made is NULL.
  * - The stream is the last argument: a cudaStream_t (NULL: the legacy default stream). A CPU context ignores it.
  */
 #ifndef MSA_H
@@ -167,7 +171,8 @@ typedef struct msa_context_options {
     int32_t device;      /* MSA_DEVICE_CPU, or a CUDA ordinal >= 0 */
     int32_t num_threads; /* CPU: threads to use, 1..1024; 0: what OpenMP would (with parallel_for: must be given) */
     const char *isa;     /* CPU: cap on the instruction set: "c", "avx2", "avx512", "avx512bf16", "neon"; NULL: the
-                            environment variable MSA_ISA, and without it the best this machine has */
+                            environment variable MSA_ISA, and without it (or empty) the fastest level of this machine,
+                            which on Intel is avx512 even where avx512bf16 exists */
     msa_parallel_for_fn *parallel_for; /* NULL: OpenMP */
     void *parallel_for_data;
     msa_alloc_fn *alloc; /* both NULL: malloc and free */
@@ -259,7 +264,7 @@ typedef struct msa_step {
     const int32_t *kv_lens;       /* [B]; or NULL and cu_seqlens_k */
     const int32_t *cu_seqlens_k;  /* [B+1], differences are the kv lengths; not together with kv_lens */
     const int32_t *page_table;    /* [B, P], logical -> physical page; entries past a request's pages are never read */
-    int64_t page_table_stride;    /* between requests; at least 4*P */
+    int64_t page_table_stride;    /* between requests; at least 4*P, or 0: one table for all */
     const int32_t *topk;          /* attention only: [lists, T, k] logical page ids, -1 = none; holes, any order and repeated
                                      ids are legal (a repeated page counts once); ids of pages that the row cannot see
                                      contribute nothing. KV head j uses list j/(num_kv_heads/lists) */
@@ -340,7 +345,7 @@ typedef struct msa_attention_desc {
     msa_dtype kv_dtype;
     msa_dtype out_dtype;       /* BF16, FP16 or MSA_DTYPE_DEFAULT */
     int32_t num_q_heads;       /* Hq, a multiple of num_kv_heads, at most 16 times it; query head h uses KV head h/(Hq/Hkv) */
-    int32_t num_kv_heads;      /* Hkv */
+    int32_t num_kv_heads;      /* Hkv, 1..1024 */
     int32_t num_lists;         /* lists a row of `topk`: a divisor of num_kv_heads (the index heads); 0: num_kv_heads */
     int32_t head_dim;          /* 128 */
     int32_t page_size;         /* 128 */

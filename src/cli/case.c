@@ -194,7 +194,7 @@ static int read_tolerance(const struct reader *reader, const char *absolute, con
 
 static int read_metadata(const struct reader *reader, struct problem *problem)
 {
-    static const char *const out_dtype_names[] = {"bf16", "fp16", "BF16", "F16", NULL};
+    static const char *const out_dtype_names[] = {"bf16", "fp16", "BF16", "FP16", NULL};
     if (!tensor_file_get_metadata(reader->file, "op"))
         return cli_error("%s: metadata op is missing", reader->path);
     int op = 0, scale_order = MSA_SCALE_LINEAR, topk_order = MSA_TOPK_ORDER_PAGE, out_dtype = -1;

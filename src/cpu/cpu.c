@@ -38,7 +38,7 @@ static bool isa_supported(enum cpu_isa isa)
     }
 }
 
-/* Which family of kernels multiplies faster where both exist; the bits are the same. vdpbf16ps does twice the work of FMA on
+/* Whether the avx512bf16 level is the faster one where it exists; the bits are the same. vdpbf16ps does twice the work of FMA on
  * AMD's Zen 4, and half of it on Intel's Sapphire Rapids, which starts one in two cycles. */
 static bool bf16_pays(void)
 {
@@ -199,7 +199,7 @@ static msa_status choose_isa(const char *name, enum cpu_isa *isa)
             *isa = (enum cpu_isa)candidate;
             return isa_supported(*isa) ? MSA_SUCCESS : fail(MSA_ERROR_UNSUPPORTED, "isa = \"%s\": this machine lacks it", name);
         }
-        if (!name && isa_supported((enum cpu_isa)candidate))
+        if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()))
             *isa = (enum cpu_isa)candidate;
     }
     return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16 or neon", name) : MSA_SUCCESS;
@@ -218,7 +218,6 @@ msa_status cpu_context_init(msa_context *context, const msa_context_options *opt
     if (!device)
         return fail(MSA_ERROR_OUT_OF_MEMORY, "context: %zu bytes could not be allocated", sizeof *device);
     device->isa = isa;
-    device->prefer_bf16 = name || bf16_pays(); /* a level asked for by name is used */
     convert_table_init();
 #define MSA_CPU_KERNEL(level, type, slot, function, operation, formats) \
     if (isa_within(level, isa) && isa_supported(level))                 \

@@ -140,7 +140,6 @@ struct cpu_kernels {
 /* The name that kernels.inc gives the function in a slot ("attention_c"). */
 struct cpu_device {
     enum cpu_isa isa;
-    bool prefer_bf16; /* where both operand families have a kernel */
     struct cpu_kernels kernels;
 };
 const char *cpu_kernel_name(void (*function)(void));
@@ -151,10 +150,9 @@ static inline const struct cpu_kernels *cpu_kernels_of(const msa_context *contex
 }
 
 /* The operand family for a query type, where the BF16 family has a kernel or not. FP16 does not fit it. */
-static inline enum cpu_operand cpu_choose_operand(const msa_context *context, msa_dtype q, bool bf16_kernel)
+static inline enum cpu_operand cpu_choose_operand(msa_dtype q, bool bf16_kernel)
 {
-    bool prefer = ((const struct cpu_device *)context->backend_data)->prefer_bf16;
-    return prefer && bf16_kernel && q != MSA_FP16 ? OPERAND_BF16 : OPERAND_F32;
+    return bf16_kernel && q != MSA_FP16 ? OPERAND_BF16 : OPERAND_F32;
 }
 
 /* Runs task(arg, i, thread) for i in [0, n) on the context's threads. */

@@ -50,7 +50,7 @@ struct index_kernel {
 static struct index_kernel choose_kernel(const msa_context *context, bool few)
 {
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
-    enum cpu_operand operand = cpu_choose_operand(context, MSA_BF16, kernels->index[OPERAND_BF16]);
+    enum cpu_operand operand = cpu_choose_operand(MSA_BF16, kernels->index[OPERAND_BF16]);
     enum cpu_operand few_operand = kernels->index_few[OPERAND_BF16] ? OPERAND_BF16 : OPERAND_F32;
     if (few && kernels->index_few[few_operand])
         return (struct index_kernel){kernels->index_few[few_operand], few_operand,
