@@ -163,7 +163,7 @@ msa_status cpu_parallel(const msa_context *context, size_t n, void (*task)(void 
 /* The rows of a request, cleaned of bad lengths. */
 struct cpu_request {
     int64_t first_row, num_rows; /* of the query tensors */
-    int64_t kv_len;              /* clamped to the plan's capacity */
+    int64_t kv_len;              /* clamped to the pages of the plan's capacity */
     int64_t first_position;      /* of first_row; can be negative */
     const int32_t *pages;        /* its page table row */
 };

@@ -3,7 +3,7 @@
  * requests.c - a step's lengths, cleaned: which rows belong to which request, and how they fall into tiles.
  *
  * Tiles never span requests. Bad lengths are masked, never fatal: rows are cut to [0, total_q) and to what earlier
- * requests left, kv lengths to 0..max_kv_len.
+ * requests left, kv lengths to the pages of the plan's capacity.
  */
 #include "cpu.h"
 
@@ -32,6 +32,7 @@ void cpu_step_prepare(msa_plan *plan)
     uint32_t error = 0;
     if (step->batch && (step->cu_seqlens_q[0] != 0 || (step->cu_seqlens_k && step->cu_seqlens_k[0] != 0)))
         error |= MSA_ERROR_BIT_LENGTHS;
+    const int64_t most_keys = (int64_t)plan->max_pages * MSA_PAGE_SIZE;
     int64_t taken = 0; /* rows that earlier requests own */
     prepared->first_tile[0] = 0;
     for (int64_t b = 0; b < step->batch; b++) {
@@ -46,7 +47,7 @@ void cpu_step_prepare(msa_plan *plan)
         prepared->requests[b] = (struct cpu_request){
             .first_row = first,
             .num_rows = stop > first ? stop - first : 0,
-            .kv_len = kv_len < 0 ? 0 : kv_len < plan->max_kv_len ? kv_len : plan->max_kv_len,
+            .kv_len = kv_len < 0 ? 0 : kv_len < most_keys ? kv_len : most_keys,
             .first_position = kv_len - (end - begin) + (first - begin),
             .pages = (const int32_t *)((const char *)step->page_table + b * step->page_table_stride),
         };

@@ -44,7 +44,7 @@ enum { CUDA_WARP = 32 };
 struct cuda_request {
     int64_t first_position;      /* of first_row; can be negative */
     int32_t first_row, num_rows; /* of the query tensors */
-    int32_t kv_len;              /* clamped to 0..max_kv_len */
+    int32_t kv_len;              /* clamped to 0..max_pages*128 */
     int32_t reserved;            /* records are loaded as a whole, so all their bytes are defined */
 };
 

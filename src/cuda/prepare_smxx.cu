@@ -56,7 +56,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda
         int32_t all_tiles, tiles_before = block_scan<sum>(own_tiles, &all_tiles);
         if (valid) {
             error |= length_errors(step, l, before);
-            int64_t kv_len = l.kv_len < 0 ? 0 : l.kv_len < step.max_kv_len ? l.kv_len : step.max_kv_len;
+            int64_t most_keys = (int64_t)step.max_pages * MSA_PAGE_SIZE;
+            int64_t kv_len = l.kv_len < 0 ? 0 : l.kv_len < most_keys ? l.kv_len : most_keys;
             step.requests[b] = cuda_request{l.kv_len - (l.end - l.begin) + (first - l.begin), (int32_t)first, rows,
                                             (int32_t)kv_len, 0};
             step.row_end[b] = before > stop ? before : stop;
