@@ -84,8 +84,8 @@ size_t cpu_kernel_get(const msa_context *context, size_t index, msa_kernel_info 
         info->operation = entry->operation;
         info->formats = entry->formats;
         info->isa = isa_names[entry->isa];
-        info->available = context && context->device == MSA_DEVICE_CPU && isa_supported(entry->isa) &&
-                          isa_within(entry->isa, ((const struct cpu_device *)context->backend_data)->isa);
+        const struct cpu_device *device = context && context->device == MSA_DEVICE_CPU ? context->backend_data : NULL;
+        info->available = device && isa_supported(entry->isa) && (!device->capped || isa_within(entry->isa, device->isa));
     }
     return count;
 }
@@ -218,6 +218,7 @@ msa_status cpu_context_init(msa_context *context, const msa_context_options *opt
     if (!device)
         return fail(MSA_ERROR_OUT_OF_MEMORY, "context: %zu bytes could not be allocated", sizeof *device);
     device->isa = isa;
+    device->capped = name != NULL;
     convert_table_init();
 #define MSA_CPU_KERNEL(level, type, slot, function, operation, formats) \
     if (isa_within(level, isa) && isa_supported(level))                 \

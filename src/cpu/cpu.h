@@ -139,7 +139,8 @@ struct cpu_kernels {
 
 /* The name that kernels.inc gives the function in a slot ("attention_c"). */
 struct cpu_device {
-    enum cpu_isa isa;
+    enum cpu_isa isa; /* the level in use */
+    bool capped;      /* by its name; if not, the machine can have more than the fastest level */
     struct cpu_kernels kernels;
 };
 const char *cpu_kernel_name(void (*function)(void));
