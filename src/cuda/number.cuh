@@ -42,17 +42,23 @@ static __device__ inline uint32_t e4m3_pair_to_f16(uint32_t codes)
 #endif
 }
 
-/* To E4M3 and back: rn, satfinite. */
-static __device__ inline uint32_t round_f16_pair_to_e4m3(uint32_t pair)
+/* To E4M3 codes: rn, satfinite. */
+static __device__ inline uint32_t f16_pair_to_e4m3(uint32_t pair)
 {
 #if __CUDA_ARCH__ >= 890
     uint16_t codes;
     asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(codes) : "r"(pair));
-    return e4m3_pair_to_f16(codes);
+    return codes;
 #else
     float2 x = __half22float2(pair_of(pair));
-    return e4m3_pair_to_f16(f32_to_e4m3(x.x) | (uint32_t)f32_to_e4m3(x.y) << 8);
+    return f32_to_e4m3(x.x) | (uint32_t)f32_to_e4m3(x.y) << 8;
 #endif
+}
+
+/* And back. */
+static __device__ inline uint32_t round_f16_pair_to_e4m3(uint32_t pair)
+{
+    return e4m3_pair_to_f16(f16_pair_to_e4m3(pair));
 }
 
 /* Two floats to E4M3 codes: rn, satfinite. */
@@ -101,6 +107,32 @@ template <operand TYPE, bool ROUNDED> static __device__ inline uint4 widen_nvfp4
     return make_uint4(
         widen_nvfp4_2<TYPE, ROUNDED>(codes & 0xFF, scale), widen_nvfp4_2<TYPE, ROUNDED>(codes >> 8 & 0xFF, scale),
         widen_nvfp4_2<TYPE, ROUNDED>(codes >> 16 & 0xFF, scale), widen_nvfp4_2<TYPE, ROUNDED>(codes >> 24, scale));
+}
+
+/* ------------------------------------------------------------------------------------------------ codes by table */
+
+/* Eight E2M1 codes times a block scale, as E4M3. The eight magnitudes that a scale allows are a table in two registers.
+ */
+struct block_table {
+    uint32_t low, high;
+};
+
+static __device__ __forceinline__ block_table make_table(uint32_t scale_code)
+{
+    uint32_t scale = e4m3_pair_to_f16(scale_code * 0x101u);
+    auto pair = [&](uint32_t magnitudes) -> uint32_t {
+        return f16_pair_to_e4m3(bits_of(__hmul2(pair_of(magnitudes), pair_of(scale))));
+    };
+    return block_table{pair(0x38000000) | pair(0x3E003C00) << 16,
+                       pair(0x42004000) | pair(0x46004400) << 16}; /* 0 .5 1 1.5 2 3 4 6 */
+}
+
+static __device__ __forceinline__ uint2 widen_codes(uint32_t codes, const block_table &table)
+{
+    uint32_t magnitude = codes & 0x77777777,
+             negative = codes >> 3 & 0x11111111; /* selectors of __byte_perm, a nibble a byte */
+    return make_uint2(__byte_perm(table.low, table.high, magnitude) ^ __byte_perm(0x8000, 0, negative),
+                      __byte_perm(table.low, table.high, magnitude >> 16) ^ __byte_perm(0x8000, 0, negative >> 16));
 }
 
 #endif

@@ -23,9 +23,21 @@ static __device__ inline void barrier_init(uint32_t barrier, int arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+/* Makes barriers that this thread set up known to copies that count on them. */
+static __device__ inline void fence_barriers(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 static __device__ inline void barrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives, and makes the phase wait for `bytes` of bulk copies as well. */
+static __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 /* Waits for the end of the phase of this parity. */
@@ -69,11 +81,45 @@ static __device__ inline void copy_async_arrive(uint32_t barrier)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+/* The same, but zeros where `there` is false; nothing is read then. */
+static __device__ inline void copy_async_16(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+/* One thread copies `bytes` (of 16) to shared memory; they count on the barrier. */
+static __device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* One thread copies `bytes` of shared memory out. The memory may be written again after copy_bulk_wait. */
+static __device__ inline void copy_bulk_out(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ inline void copy_bulk_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /* Makes writes to shared memory that this thread knows of visible to its warpgroup's products. It waits for the
  * thread's own copies, so that a thread which has some under way had better leave it to the reader. */
 static __device__ inline void fence_async_reads(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Waits for the `threads` that share the barrier `id` (1..15). */
+static __device__ inline void barrier_meet(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* ------------------------------------------------------------------------------------------------ registers */
@@ -92,12 +138,23 @@ template <int REGISTERS> static __device__ inline void more_registers(void)
 /* ------------------------------------------------------------------------------------------------ products */
 
 /* Descriptor of a matrix in shared memory, K-major with 128-byte swizzle: rows of 128 bytes, 8 of them a group of 1024.
- * Bit fields: address / 16; leading offset (not used: 1); distance of groups / 16 (64); swizzle mode (1). */
-static __device__ inline uint64_t matrix_descriptor(uint32_t address)
+ * Bit fields: address / 16; leading offset (not used: 1); distance of groups / 16 (64); swizzle mode (1). The low half
+ * has what differs, so that arithmetic on it can stay in uniform registers. */
+static __device__ inline uint32_t matrix_low(uint32_t address)
+{
+    return address >> 4 | 1 << 16;
+}
+
+static __device__ inline uint64_t matrix_of_low(uint32_t low)
 {
     uint64_t descriptor;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(address >> 4 | 1 << 16), "r"(1u << 30 | 64));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(1u << 30 | 64));
     return descriptor;
+}
+
+static __device__ inline uint64_t matrix_descriptor(uint32_t address)
+{
+    return matrix_of_low(matrix_low(address));
 }
 
 static __device__ inline void wgmma_fence(void)
@@ -152,6 +209,55 @@ static __device__ inline void wgmma_64x128(float (&sum)[64], const uint32_t *a, 
         WGMMA_64X128("m64n128k16.f32.bf16.bf16", "1, 1, 0");
 }
 #undef WGMMA_64X128
+
+#define WGMMA_64X128(shape_and_types, flags)                                                                      \
+    asm volatile(                                                                                                 \
+        "{\n"                                                                                                     \
+        ".reg .pred p;\n"                                                                                         \
+        "setp.ne.b32 p, %66, 0;\n"                                                                                \
+        "wgmma.mma_async.sync.aligned." shape_and_types " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "    \
+        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "    \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "    \
+        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, " flags ";\n"                  \
+        "}"                                                                                                       \
+        : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24), SUM_8(32), SUM_8(40), SUM_8(48), SUM_8(56)                    \
+        : "l"(a), "l"(b), "r"(add))
+
+/* The same with a in shared memory as well, K-major. */
+template <wgmma_type TYPE>
+static __device__ inline void wgmma_64x128(float (&sum)[64], uint64_t a, uint64_t b, int add)
+{
+    if (TYPE == WGMMA_E4M3)
+        WGMMA_64X128("m64n128k32.f32.e4m3.e4m3", "1, 1");
+    else if (TYPE == WGMMA_F16)
+        WGMMA_64X128("m64n128k16.f32.f16.f16", "1, 1, 0, 0");
+    else
+        WGMMA_64X128("m64n128k16.f32.bf16.bf16", "1, 1, 0, 0");
+}
+#undef WGMMA_64X128
+
+#define WGMMA_64X64(shape_and_types)                                                                             \
+    asm volatile("{\n"                                                                                           \
+                 ".reg .pred p;\n"                                                                               \
+                 "setp.ne.b32 p, %37, 0;\n"                                                                      \
+                 "wgmma.mma_async.sync.aligned." shape_and_types                                                 \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "  \
+                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, " \
+                 "1, 1;\n"                                                                                       \
+                 "}"                                                                                             \
+                 : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24)                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
+/* 64 columns, 16-bit elements, a in registers; b lies with its columns innermost: rows of 64, 16 of them here. */
+template <wgmma_type TYPE>
+static __device__ inline void wgmma_64x64_turned(float (&sum)[32], const uint32_t *a, uint64_t b, int add)
+{
+    if (TYPE == WGMMA_F16)
+        WGMMA_64X64("m64n64k16.f32.f16.f16");
+    else
+        WGMMA_64X64("m64n64k16.f32.bf16.bf16");
+}
+#undef WGMMA_64X64
 #undef SUM_8
 
 #endif

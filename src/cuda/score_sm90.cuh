@@ -237,34 +237,6 @@ static __device__ __forceinline__ void copy_page(const msa_index_args &args, int
     }
 }
 
-/* Eight E2M1 codes times a block scale, as E4M3. The eight magnitudes that a scale allows are a table in two registers.
- */
-struct block_table {
-    uint32_t low, high;
-};
-
-static __device__ __forceinline__ block_table make_table(uint32_t scale_code)
-{
-    uint32_t scale = e4m3_pair_to_f16(scale_code * 0x101u);
-    auto pair = [&](uint32_t magnitudes) -> uint32_t {
-        uint16_t codes;
-        asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;"
-            : "=h"(codes)
-            : "r"(bits_of(__hmul2(pair_of(magnitudes), pair_of(scale)))));
-        return codes;
-    };
-    return block_table{pair(0x38000000) | pair(0x3E003C00) << 16,
-                       pair(0x42004000) | pair(0x46004400) << 16}; /* 0 .5 1 1.5 2 3 4 6 */
-}
-
-static __device__ __forceinline__ uint2 widen_codes(uint32_t codes, const block_table &table)
-{
-    uint32_t magnitude = codes & 0x77777777,
-             negative = codes >> 3 & 0x11111111; /* selectors of __byte_perm, a nibble a byte */
-    return make_uint2(__byte_perm(table.low, table.high, magnitude) ^ __byte_perm(0x8000, 0, negative),
-                      __byte_perm(table.low, table.high, magnitude >> 16) ^ __byte_perm(0x8000, 0, negative >> 16));
-}
-
 /* Eight E4M3 codes as F16, divided by 2^8: their bits shifted to F16's places, which takes no conversion unit. A NaN
  * becomes a number; pages with NaN keys have no specified score. */
 static __device__ __forceinline__ uint4 shift_codes(uint32_t first, uint32_t second)
