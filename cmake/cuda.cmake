@@ -5,6 +5,7 @@
 set(MSA_CUDA_SOURCES
     src/cuda/attention_smxx.cu
     src/cuda/cache_smxx.cu
+    src/cuda/combine_sm90.cu
     src/cuda/combine_smxx.cu
     src/cuda/convert_smxx.cu
     src/cuda/index_smxx.cu

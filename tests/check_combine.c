@@ -224,4 +224,28 @@ void check_combine(harness *h)
             combine_test(h, &s);
             test_end(h);
         }
+    /* Enough heads for kernels that stream; their last tile is not full. */
+    static const combine_spec many[] = {
+        {.states = 16,
+         .rows = 1000,
+         .q_heads = 17,
+         .kv_heads = 1,
+         .state_dtype = MSA_BF16,
+         .counts = true,
+         .empty = 0.2},
+        {.states = 3, .rows = 265, .q_heads = 64, .kv_heads = 4, .state_dtype = MSA_BF16, .out_dtype = MSA_FP16},
+        {.states = 18,
+         .rows = 1409,
+         .q_heads = 12,
+         .kv_heads = 3,
+         .state_dtype = MSA_FP16,
+         .counts = true,
+         .without_lse = true},
+        {.states = 1, .rows = 17001, .q_heads = 1, .kv_heads = 1, .state_dtype = MSA_BF16, .empty = 0.1},
+    };
+    for (unsigned i = 0; i < sizeof many / sizeof *many; i++)
+        if (test_begin(h, "combine", "many/%dx%d-states-%d", many[i].rows, many[i].q_heads, many[i].states)) {
+            combine_test(h, &many[i]);
+            test_end(h);
+        }
 }

@@ -3,9 +3,7 @@
  * combine_smxx.cu - merges S states of each (row, head) by log-sum-exp; combine, merge, and the splits of attention
  * plans.
  *
- *   M = max lse_s, w_s = exp(lse_s - M), lse = M + log(sum w_s), out = sum (w_s / sum w) * o_s      (s ascending, FP32)
- * An empty state (lse -inf or +inf, or past the row's count) is left out, its o unread; a NaN lse makes the row NaN.
- * Splits of an attention kernel give maximum and sum apart: w_s = sum_s * 2^(max_s - M).
+ * combine.cuh has the arithmetic.
  *
  * 16 lanes take one (row, head): lane i holds the LSEs of the states i and i+16, and 8 of the 128 output elements. A
  * block takes 16 consecutive heads of the flat (row, head) list, so that it uses whole sectors of every LSE slab. The
@@ -13,7 +11,7 @@
  * Floor: S reads of 260 bytes and one write a head (16 x 16384 x 64: 4.36 GB read, 930 us at 4.69 TB/s).
  * Measured on an H200, 2026-11-29: 1136 us, 4.08 TB/s read and written.
  */
-#include "number.cuh"
+#include "combine.cuh"
 
 enum { LANES = 16, THREADS = 256, HEADS = THREADS / LANES, UNROLL = 8, ELEMENTS = MSA_HEAD_DIM / LANES };
 
@@ -39,16 +37,8 @@ static __device__ inline void add_part(const state_part<DTYPE> &part, float weig
 {
     const uint32_t *word = (const uint32_t *)part.data;
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) {
-        float x;
-        if (DTYPE == MSA_F32)
-            x = __uint_as_float(word[i]);
-        else if (DTYPE == MSA_BF16)
-            x = __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000 : word[i / 2] << 16);
-        else
-            x = i % 2 ? __high2float(pair_of(word[i / 2])) : __low2float(pair_of(word[i / 2]));
-        out[i] = fmaf(weight, x, out[i]);
-    }
+    for (int i = 0; i < ELEMENTS; i++)
+        out[i] = fmaf(weight, state_element<DTYPE>(word, i), out[i]);
 }
 
 static __device__ inline void store_row(const float (&out)[ELEMENTS], msa_dtype dtype, char *row, int lane)
@@ -57,13 +47,9 @@ static __device__ inline void store_row(const float (&out)[ELEMENTS], msa_dtype 
         __stcs((float4 *)row + 2 * lane, make_float4(out[0], out[1], out[2], out[3]));
         __stcs((float4 *)row + 2 * lane + 1, make_float4(out[4], out[5], out[6], out[7]));
     } else if (dtype == MSA_BF16) {
-        __stcs((uint4 *)row + lane,
-               make_uint4(pack_pair<OPERAND_BF16>(out[0], out[1]), pack_pair<OPERAND_BF16>(out[2], out[3]),
-                          pack_pair<OPERAND_BF16>(out[4], out[5]), pack_pair<OPERAND_BF16>(out[6], out[7])));
+        __stcs((uint4 *)row + lane, pack_8<OPERAND_BF16>(out));
     } else {
-        __stcs((uint4 *)row + lane,
-               make_uint4(pack_pair<OPERAND_F16>(out[0], out[1]), pack_pair<OPERAND_F16>(out[2], out[3]),
-                          pack_pair<OPERAND_F16>(out[4], out[5]), pack_pair<OPERAND_F16>(out[6], out[7])));
+        __stcs((uint4 *)row + lane, pack_8<OPERAND_F16>(out));
     }
 }
 
@@ -74,12 +60,10 @@ struct weights {
     float of[2], lse;
 };
 
-static __device__ inline float team_max(float x) /* NaN wins */
+static __device__ inline float team_max(float x)
 {
-    for (int d = 1; d < LANES; d *= 2) {
-        float y = __shfl_xor_sync(~0u, x, d);
-        x = y > x || isnan(y) ? y : x;
-    }
+    for (int d = 1; d < LANES; d *= 2)
+        x = lse_max(x, __shfl_xor_sync(~0u, x, d));
     return x;
 }
 
@@ -106,29 +90,19 @@ static __device__ inline weights find_weights(const cuda_merge &merge, int64_t r
                 scale[i] = __ldcs((const float *)(from + merge.sum_offset));
         }
         if (!isinf(lse[i]))
-            max = lse[i] > max || isnan(lse[i]) ? lse[i] : max;
+            max = lse_max(max, lse[i]);
     }
     max = team_max(max);
     weights w;
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        w.of[i] = isinf(lse[i]) ? 0.0f : (merge.sum_offset ? exp2f(lse[i] - max) : expf(lse[i] - max)) * scale[i];
-    float sum = team_sum(w.of[0] + w.of[1]); /* 0 only if all are empty */
-    w.lse = sum == 0 ? -INFINITY : (merge.sum_offset ? max * 0.693147181f : max) + logf(sum);
+        w.of[i] = state_weight(lse[i], scale[i], max, merge.sum_offset);
+    float sum = team_sum(w.of[0] + w.of[1]);
+    w.lse = merged_lse(max, sum, merge.sum_offset);
 #pragma unroll
     for (int i = 0; i < 2; i++)
         w.of[i] = isinf(lse[i]) ? -1.0f : w.of[i] / sum;
     return w;
-}
-
-static __device__ inline int count_states(const merge_job &job, int64_t row, int32_t head)
-{
-    if (!job.split_counts)
-        return job.num_states;
-    int32_t kv_head = head / (job.num_q_heads / job.num_kv_heads);
-    int32_t count = *(const int32_t *)((const char *)job.split_counts + row * job.split_counts_row_stride +
-                                       kv_head * job.split_counts_head_stride);
-    return count < 0 ? 0 : count < job.num_states ? count : job.num_states;
 }
 
 /* States [first, first + UNROLL) of the lane's head. The team's lanes agree on everything but their elements. */
