@@ -111,7 +111,7 @@ add_executable(test_faults
     tests/faults_selection.c
     tests/test_faults.c)
 target_link_libraries(test_faults PRIVATE msa_test_support)
-if(MSA_SANITIZE)
+if(MSA_SANITIZE OR MSA_COVERAGE)
     msa_add_test(checkkernel "small;threads" checkkernel --quick)
     msa_add_test(test_faults "small" test_faults --quick)
 else()
@@ -134,7 +134,8 @@ if(MSA_TOOLS)
     msa_add_test(test_bench small ${Python3_EXECUTABLE} tests/test_bench.py $<TARGET_FILE:msa>)
 endif()
 if(NOT MSA_SANITIZE AND NOT MSA_COVERAGE AND NOT CMAKE_CROSSCOMPILING)
-    msa_add_test(test_symbols "" tests/test_symbols.sh $<TARGET_FILE:msa_shared> include/msa.h)
+    msa_add_test(test_symbols "" tests/test_symbols.sh $<TARGET_FILE:msa_shared>
+                 $<TARGET_FILE:msa_static> include/msa.h)
     msa_add_test(test_install "" tests/test_install.sh ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                  ${CMAKE_C_COMPILER})
 endif()

@@ -63,6 +63,21 @@ static void check_ratios(harness *h)
     }
 }
 
+/* KV heads that share a list, between one list for all and one each. */
+static void check_shared_lists(harness *h)
+{
+    static const int32_t heads[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 4}, {8, 1}};
+    for (int i = 0; i < 10; i++) {
+        attention_spec s = pair_spec(i % NUM_ATTENTION_PAIRS, i % 2);
+        s.kv_heads = s.q_heads = heads[i / 2][0];
+        s.lists = heads[i / 2][1];
+        s.topk = 3;
+        s.list_layout = (row_layout)(i % 3);
+        s.requests = batch_of(2, LENGTHS(3, 2), LENGTHS(700, 260));
+        test(h, &s, "lists", i);
+    }
+}
+
 static void check_list_lengths(harness *h)
 {
     for (int k = 1; k <= MSA_MAX_TOPK; k++) {
@@ -318,5 +333,6 @@ void check_attention(harness *h)
             check_random(h, pair, i);
     }
     check_ratios(h);
+    check_shared_lists(h);
     check_list_lengths(h);
 }

@@ -148,11 +148,11 @@ static void new_tokens(harness *h, const attention_spec *spec)
 /* A request's bits do not change when its step is padded: with requests of length 0, and with rows past the last. */
 static void padded_step(harness *h, const attention_spec *spec)
 {
-    static const int64_t capacities[] = {384, 4096, 100000}; /* plans with few and with many splits */
+    static const int64_t capacities[] = {2048, 4096, 100000};
     for (int i = 0; i < 3; i++) {
         attention_spec alone = *spec, padded = *spec;
-        alone.requests = batch_of(5, LENGTHS(1, 1, 2, 1, 1), LENGTHS(5, 130, 256, 384, 1));
-        padded.requests = batch_of(8, LENGTHS(1, 1, 2, 1, 1, 1, 1, 0), LENGTHS(5, 130, 256, 384, 1, 0, 0, 0));
+        alone.requests = batch_of(5, LENGTHS(1, 1, 2, 1, 1), LENGTHS(5, 1300, 256, 2000, 1));
+        padded.requests = batch_of(8, LENGTHS(1, 1, 2, 1, 1, 1, 1, 0), LENGTHS(5, 1300, 256, 2000, 1, 0, 0, 0));
         alone.requests.max_batch = padded.requests.max_batch = 8;
         alone.requests.max_total_q = padded.requests.max_total_q = 8;
         alone.requests.max_kv_len = padded.requests.max_kv_len = capacities[i];

@@ -48,22 +48,29 @@ static void alone(harness *h, attention_case *c, msa_context *context, int32_t r
     arena_free(&memory);
 }
 
-static void mixed_batch(harness *h, const attention_spec *spec)
+static void together_and_alone(harness *h, const attention_spec *spec)
 {
-    attention_spec s = *spec;
-    s.kv_heads = 2;
-    s.q_heads = 6;
-    s.topk = 6;
-    s.requests = batch_of(5, LENGTHS(1, 1, 70, 1, 23), LENGTHS(2000, 1, 70, 128, 900));
-    attention_case *c = attention_new(h, &s);
+    attention_case *c = attention_new(h, spec);
     for (int i = 0; i < h->num_levels; i++) {
         msa_context *context = h->levels[i].two ? h->levels[i].two : h->levels[i].one;
         trial_run_once(h, &c->t, context);
         uint8_t *const together[2] = {c->t.outputs[0].region->data, c->t.outputs[1].region->data};
-        for (int32_t r = 0; r < 5; r++)
+        for (int32_t r = 0; r < spec->requests.batch; r++)
             alone(h, c, context, r, together);
     }
     attention_free(c);
+}
+
+static void mixed_batch(harness *h, const attention_spec *spec)
+{
+    attention_spec large = *spec, small = *spec;
+    large.kv_heads = 2;
+    large.q_heads = 6;
+    large.topk = 6;
+    large.requests = batch_of(5, LENGTHS(1, 1, 70, 1, 23), LENGTHS(2000, 1, 70, 128, 900));
+    together_and_alone(h, &large);
+    small.requests = batch_of(3, LENGTHS(2, 1, 2), LENGTHS(2000, 1, 1500)); /* few rows: decode splits their lists */
+    together_and_alone(h, &small);
 }
 
 static void mixed_index_batch(harness *h, const index_spec *spec)
@@ -335,7 +342,19 @@ static long resident_pages(void)
     return resident;
 }
 
-/* Plan, run, destroy; and plans that are refused. */
+static void *counting_alloc(void *data, size_t bytes)
+{
+    ++*(long *)data;
+    return malloc(bytes);
+}
+
+static void counting_free(void *data, void *pointer)
+{
+    --*(long *)data;
+    free(pointer);
+}
+
+/* Plan, run, destroy; and plans that are refused: every block comes back, and the process does not grow. */
 static void no_leak(harness *h)
 {
     int cycles = h->options.quick ? 2000 : 100000;
@@ -344,19 +363,31 @@ static void no_leak(harness *h)
     attention_case *c = attention_new(h, &s);
     msa_attention_desc refused = c->desc;
     refused.head_dim = 64;
+    msa_context_options options = MSA_CONTEXT_OPTIONS_INIT;
+    msa_context *context;
+    long blocks = 0, kept = 0, before = 0;
+    options.device = h->options.device;
+    options.num_threads = h->options.device == MSA_DEVICE_CPU;
+    options.alloc = counting_alloc;
+    options.free = counting_free;
+    options.alloc_data = &blocks;
+    CHECK_OK(h, msa_context_create(&options, &context));
+    kept = blocks;
     arena memory = {0};
     c->t.workspace = arena_region(&memory, 16 << 20, 256);
-    long before = 0;
     for (int i = 0; i < cycles && !h->test_failed; i++) {
-        CHECK_OK(h, c->t.open(&c->t, h->levels[0].one));
-        CHECK_OK(h, c->t.run(&c->t, h->levels[0].one));
+        CHECK_OK(h, c->t.open(&c->t, context));
+        CHECK_OK(h, c->t.run(&c->t, context));
         msa_plan_destroy(c->t.plan);
-        CHECK(h, msa_prefill_plan(h->levels[0].one, &refused, &c->t.plan) == MSA_ERROR_UNSUPPORTED && !c->t.plan);
+        CHECK(h, msa_prefill_plan(context, &refused, &c->t.plan) == MSA_ERROR_UNSUPPORTED && !c->t.plan);
+        CHECK(h, blocks == kept);
         if (i == cycles / 10)
             before = resident_pages();
     }
     if (resident_pages() > before + 64)
         test_fail(h, "%ld pages of memory more after %d cycles", resident_pages() - before, cycles);
+    msa_context_destroy(context);
+    CHECK(h, blocks == 0);
     arena_free(&memory);
     attention_free(c);
 }
