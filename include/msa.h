@@ -21,8 +21,8 @@
  * - Shapes are written outermost axis first. The innermost axis is always dense; every other axis has a stride field, in
  *   BYTES. MSA_DENSE (what the INIT macros put there) means dense: the next inner axis' extent times its stride. A stride
  *   whose axis has extent <= 1 is not looked at. Negative strides are refused; 0 is allowed for inputs (broadcast).
- * - Alignment: base and used strides of q, k, v, index_q, index_k and out are multiples of 16 bytes; block scales of 8;
- *   the workspace of 256; everything else of its element size.
+ * - Alignment: base and used strides of q, k, v, index_q, index_k and out are multiples of 16 bytes; block scales of
+ *   caches of 8; the workspace of 256; everything else of its element size.
  * - Memory is the caller's: no pointer is kept after the work that used it has finished. Buffers named in a step are read
  *   by `prepare` and again by the runs that follow it. Outputs overlap nothing: strides that make an output overlap itself
  *   are refused; overlap between different buffers is the caller's duty and is not looked for. On a CUDA context every tensor pointer is a
@@ -446,7 +446,7 @@ typedef struct msa_combine_args {
     size_t size;
     int32_t num_splits;        /* S, 1..32 */
     int64_t rows;              /* T, 0..2^31-1 */
-    int32_t num_q_heads;       /* Hq, 1..1024 */
+    int32_t num_q_heads;       /* Hq, 1..16384 */
     int32_t num_kv_heads;      /* Hkv, a divisor of Hq (looked at for split_counts only) */
     msa_dtype o_partial_dtype; /* BF16 or FP16 */
     const void *o_partial;     /* [S, T, Hq, 128] */
@@ -481,7 +481,7 @@ typedef struct msa_merge_args {
     int32_t num_states;            /* 2..32 */
     const msa_merge_state *states; /* HOST array, copied by the call */
     int64_t rows;                  /* T, 0..2^31-1 */
-    int32_t num_q_heads;           /* Hq, 1..1024 */
+    int32_t num_q_heads;           /* Hq, 1..16384 */
     msa_dtype out_dtype;           /* BF16, FP16 or F32; MSA_DTYPE_DEFAULT: that of states[0] */
     void *out;                     /* [T, Hq, 128]; overlaps no state */
     int64_t out_row_stride, out_head_stride;

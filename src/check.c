@@ -182,7 +182,7 @@ static msa_status check_forced(int32_t init_pages, int32_t local_pages, int32_t 
 static msa_status check_dtype(const char *name, msa_dtype dtype)
 {
     if (dtype == MSA_E5M2)
-        return UNSUPPORTED("%s = E5M2: E5M2 is not supported, only E4M3", name);
+        return UNSUPPORTED("%s = E5M2: not supported; of the FP8 types only E4M3 is", name);
     return check_range(name, (int32_t)dtype, MSA_DTYPE_DEFAULT, MSA_E5M2);
 }
 
@@ -412,7 +412,7 @@ msa_status check_combine_args(const msa_combine_args *caller_args, struct merge_
     TRY(check_struct("args", caller_args, args, sizeof *args));
     TRY(check_range("num_splits", args->num_splits, 1, MSA_MAX_SPLITS));
     TRY(check_range("rows", args->rows, 0, INT32_MAX));
-    TRY(check_range("num_q_heads", args->num_q_heads, 1, 1024));
+    TRY(check_range("num_q_heads", args->num_q_heads, 1, 16384));
     TRY(check_range("num_kv_heads", args->num_kv_heads, 1, 1024));
     if (args->num_q_heads % args->num_kv_heads)
         return INVALID("num_q_heads = %d: must be a multiple of num_kv_heads = %d", (int)args->num_q_heads, (int)args->num_kv_heads);
@@ -460,7 +460,7 @@ msa_status check_merge_args(const msa_merge_args *caller_args, struct merge_job 
     TRY(check_struct("args", caller_args, args, sizeof *args));
     TRY(check_range("num_states", args->num_states, 2, MSA_MAX_SPLITS));
     TRY(check_range("rows", args->rows, 0, INT32_MAX));
-    TRY(check_range("num_q_heads", args->num_q_heads, 1, 1024));
+    TRY(check_range("num_q_heads", args->num_q_heads, 1, 16384));
     TRY(check_pointer("states", args->states, _Alignof(msa_merge_state)));
     if (args->out_dtype == MSA_DTYPE_DEFAULT)
         args->out_dtype = args->states[0].out_dtype;
@@ -513,7 +513,7 @@ msa_status check_quantise_args(const msa_quantise_args *caller_args, msa_quantis
                AXIS(args, src, row, args->rows)));
     TRY(TENSOR(args, dst, 1, dtype_row_bytes(args->dst_dtype, args->cols), OUTPUT, AXIS(args, dst, row, args->rows)));
     if (args->dst_dtype == MSA_NVFP4)
-        TRY(TENSOR(args, scale, 8, (size_t)args->cols / 16, OUTPUT, AXIS(args, scale, row, args->rows)));
+        TRY(TENSOR(args, scale, 1, (size_t)args->cols / 16, OUTPUT, AXIS(args, scale, row, args->rows)));
     else
         TRY(absent("scale", args->scale, "only NVFP4 has block scales"));
     return args->descale ? check_pointer("descale", args->descale, 4) : MSA_SUCCESS;
@@ -546,7 +546,7 @@ msa_status check_convert_args(const msa_convert_args *caller_args, msa_convert_a
     TRY(TENSOR(args, src, element_alignment(args->src_dtype), dtype_row_bytes(args->src_dtype, args->cols), INPUT,
                AXIS(args, src, row, args->rows)));
     if (args->src_dtype == MSA_NVFP4)
-        TRY(TENSOR(args, scale, 8, (size_t)args->cols / 16, INPUT, AXIS(args, scale, row, args->rows)));
+        TRY(TENSOR(args, scale, 1, (size_t)args->cols / 16, INPUT, AXIS(args, scale, row, args->rows)));
     else
         TRY(absent("scale", args->scale, "only NVFP4 has block scales"));
     return TENSOR(args, dst, element_alignment(args->dst_dtype), dtype_row_bytes(args->dst_dtype, args->cols), OUTPUT,

@@ -283,7 +283,7 @@ static void fuzz_quantise(struct input *in, struct call *c)
     const float factor = (float[]){1.0f, 0.3f, 1e-6f, 1e6f}[take(in, 4)];
     struct tensor *src = add(c, in, INPUT, element, element * (size_t)cols, 1, &rows);
     struct tensor *dst = add(c, in, OUTPUT, 1, (size_t)cols / (nvfp4 ? 2 : 1), 1, &rows);
-    struct tensor *scale = add(c, in, OUTPUT, 8, nvfp4 ? (size_t)cols / 16 : 0, 1, &rows);
+    struct tensor *scale = add(c, in, OUTPUT, 1, nvfp4 ? (size_t)cols / 16 : 0, 1, &rows);
 
     use_rows(src);
     use_rows(dst);
@@ -320,7 +320,7 @@ static void fuzz_convert(struct input *in, struct call *c)
     msa_convert_args args = MSA_CONVERT_ARGS_INIT;
     struct tensor *src = add(c, in, INPUT, pair[0] == MSA_BF16 || pair[0] == MSA_FP16 ? 2 : 1,
                              (size_t)oracle_row_bytes(pair[0], cols), 1, &rows);
-    struct tensor *scale = add(c, in, INPUT, 8, pair[0] == MSA_NVFP4 ? (size_t)cols / 16 : 0, 1, &rows);
+    struct tensor *scale = add(c, in, INPUT, 1, pair[0] == MSA_NVFP4 ? (size_t)cols / 16 : 0, 1, &rows);
     struct tensor *dst = add(c, in, OUTPUT, element, element * (size_t)cols, 1, &rows);
 
     use_rows(src);

@@ -226,7 +226,10 @@ def check_result(result):
     for field in FIELDS:
         assert field in result, field + " is missing"
     assert result["p10_us"] <= result["median_us"] <= result["p90_us"] and result["median_us"] > 0
-    assert close(result["spread"], (result["p90_us"] - result["p10_us"]) / result["median_us"])
+    if result["samples"] > 1:
+        assert close(result["spread"], (result["p90_us"] - result["p10_us"]) / result["median_us"])
+    else:
+        assert result["spread"] is None
     assert result["prepare_run_us"] >= result["median_us"] * 0.999
     assert close(result["gflops"], result["flops"] / result["median_us"] * 1e-3)
     assert close(result["gbps"], result["bytes"] / result["median_us"] * 1e-3)
@@ -513,7 +516,7 @@ REFUSED = [
     ("--csv and --markdown exclude", "bench prefill --csv --markdown"),
     ("--plot: 'a.gif' ends in neither", "bench prefill --plot a.gif"),
     ("--json: '/no/such/folder' cannot be written", "bench prefill --json /no/such/folder"),
-    ("--baseline: /no/such/file", "bench prefill --baseline /no/such/file"),
+    ("--baseline: unable to open /no/such/file: No such file or directory", "bench prefill --baseline /no/such/file"),
     ("--suite: 'x' is neither", "bench --suite x"),
     ("--suite: decode has no suite", "bench decode --suite formal"),
     ("--batch: not an axis of prefill --suite", "bench --suite formal --batch 2"),

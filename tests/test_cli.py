@@ -741,6 +741,10 @@ def overwritten_output():
         assert file.read() == "old", "a failed run touched the output"
     msa("run", good, "-o", path)
     assert casefile.read(path)["lse"].data == bytes(64)
+    case = folder.write(base("prefill_q8kv4_scale"))
+    for name in case, os.path.join(os.path.dirname(case), ".", os.path.basename(case)):
+        refused("is the case file itself", "run", case, "-o", name)
+    casefile.read(case)
 
 
 def info():
@@ -750,6 +754,7 @@ def info():
     assert parsed["devices"][0]["device"] == "cpu" and "c" in parsed["cpu_isas"]
     kernels = parsed["kernels"]
     assert any(kernel["name"] == "attention_c" and kernel["available"] for kernel in kernels)
+    refused("exclude each other", "info", "--json", "--markdown")
     lines = msa("info", "--markdown").splitlines()
     assert all(line.startswith("| ") or line.startswith("|---") for line in lines)
     assert len({line.count("|") for line in lines}) == 1, "rows of different length"

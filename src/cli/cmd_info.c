@@ -196,6 +196,8 @@ int cmd_info(int argc, const char **argv)
     int status;
     if (poptPeekArg(context)) {
         status = cli_error("info: '%s' is not expected, there are no arguments", poptPeekArg(context));
+    } else if (as_json && as_markdown) {
+        status = cli_error("info: --json and --markdown exclude each other");
     } else if (as_markdown) {
         print_markdown();
         status = CLI_OK;

@@ -6,6 +6,7 @@
 #include "problem.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
 
 static char *output;
 static int show_hash;
@@ -43,6 +44,14 @@ static int run_problem(struct problem *problem, const struct run_options *option
     return status;
 }
 
+/* Whether two paths lead to one file; a file that is not there is like no other. */
+static bool same_file(const char *a, const char *b)
+{
+    struct stat first, second;
+    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
 static int run_case(const char *path, const struct run_options *options)
 {
     struct tensor_file file;
@@ -68,6 +77,8 @@ int cmd_run(int argc, const char **argv)
         status = cli_error("run: exactly one case file is needed");
     else if (!output)
         status = cli_error("run: -o OUT is missing");
+    else if (same_file(path, output))
+        status = cli_error("run: -o %s: is the case file itself", output);
     else if ((status = run_options_read(&options)) == CLI_OK)
         status = run_case(path, &options);
     poptFreeContext(context);

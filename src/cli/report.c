@@ -128,7 +128,10 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
     snprintf(cells[i++], sizeof(*cells), "%lld", (long long)result->point.at[AXIS_THREADS]);
     snprintf(cells[i++], sizeof(*cells), "%.*s", (int)strcspn(result->kernel, ","), result->kernel);
     snprintf(cells[i++], sizeof(*cells), "%.2f", result->median_us);
-    snprintf(cells[i++], sizeof(*cells), "%.1f %%%s", 100 * result->spread, result->remeasured ? "*" : "");
+    if (result->samples > 1)
+        snprintf(cells[i++], sizeof(*cells), "%.1f %%%s", 100 * result->spread, result->remeasured ? "*" : "");
+    else
+        snprintf(cells[i++], sizeof(*cells), "-");
     snprintf(cells[i++], sizeof(*cells), "%.1f", result->gflops);
     snprintf(cells[i++], sizeof(*cells), "%.2f", result->gbps);
     snprintf(cells[i++], sizeof(*cells), "%.1f %%", 100 * result->peak_fraction);

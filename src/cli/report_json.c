@@ -53,7 +53,7 @@ json_t *result_json(const struct result *result)
     json_object_set_new(object, "median_us", real(result->median_us));
     json_object_set_new(object, "p10_us", real(result->p10_us));
     json_object_set_new(object, "p90_us", real(result->p90_us));
-    json_object_set_new(object, "spread", real(result->spread));
+    json_object_set_new(object, "spread", result->samples > 1 ? real(result->spread) : json_null());
     json_object_set_new(object, "remeasured", json_boolean(result->remeasured));
     json_object_set_new(object, "prepare_run_us", real(result->prepare_run_us));
     json_object_set_new(object, "flops", real(result->flops));
@@ -103,7 +103,8 @@ int baseline_read(const char *path, json_t **baseline)
     json_error_t error;
     *baseline = json_load_file(path, 0, &error);
     if (!*baseline)
-        return cli_error("--baseline: %s: %s (line %d)", path, error.text, error.line);
+        return error.line < 0 ? cli_error("--baseline: %s", error.text)
+                              : cli_error("--baseline: %s: %s (line %d)", path, error.text, error.line);
     size_t i;
     json_t *entry;
     bool good = json_is_array(*baseline);

@@ -7,6 +7,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -46,6 +49,23 @@ static bool bf16_pays(void)
     return __builtin_cpu_is("amd");
 #else
     return false;
+#endif
+}
+
+/* The processor's own name for itself where it has one. */
+static void read_name(char *name, size_t bytes)
+{
+    snprintf(name, bytes, "cpu");
+#if defined(__x86_64__)
+    unsigned words[12];
+    for (unsigned i = 0; i < 3; i++)
+        if (!__get_cpuid(0x80000002u + i, &words[4 * i], &words[4 * i + 1], &words[4 * i + 2], &words[4 * i + 3]))
+            return;
+    char text[sizeof words + 1] = "";
+    memcpy(text, words, sizeof words);
+    const char *first = text + strspn(text, " ");
+    if (*first)
+        snprintf(name, bytes, "%s", first);
 #endif
 }
 
@@ -227,7 +247,7 @@ msa_status cpu_context_init(msa_context *context, const msa_context_options *opt
     context->backend = &cpu_backend;
     context->backend_data = device;
     context->isa_name = isa_names[isa];
-    snprintf(context->device_name, sizeof context->device_name, "cpu");
+    read_name(context->device_name, sizeof context->device_name);
     context->num_threads = options->num_threads;
     if (!context->num_threads) {
 #ifdef _OPENMP
