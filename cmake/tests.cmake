@@ -3,7 +3,7 @@
 #   small    also run under AddressSanitizer and UndefinedBehaviorSanitizer
 #   threads  also run under ThreadSanitizer
 #   fuzz     a short run of a libFuzzer target
-#   valgrind a unit test once more under valgrind
+#   valgrind a unit test, or the small case files, once more under valgrind
 # A test prints its own count, as cmocka does or as a line "N passed, N failed, N skipped"; one that prints none counts as
 # one test.
 
@@ -53,15 +53,20 @@ target_include_directories(msa_test_support PUBLIC src tests)
 
 # ---------------------------------------------------------------------------------------------------- units
 
+# msa_valgrind_test(NAME COMMAND...)
+function(msa_valgrind_test name)
+    if(MSA_VALGRIND AND NOT MSA_SANITIZE AND NOT MSA_COVERAGE)
+        msa_add_test(valgrind_${name} valgrind ${MSA_VALGRIND} -q --error-exitcode=1 --leak-check=full
+                     --show-leak-kinds=definite --errors-for-leak-kinds=definite ${ARGN})
+    endif()
+endfunction()
+
 # msa_unit_test(NAME LABEL...): tests/NAME.c with cmocka.
 function(msa_unit_test name)
     add_executable(${name} tests/${name}.c tests/api_fixture.c)
     target_link_libraries(${name} PRIVATE msa_test_support PkgConfig::CMOCKA)
     msa_add_test(${name} "${ARGN}" ${name})
-    if(MSA_VALGRIND AND NOT MSA_SANITIZE AND NOT MSA_COVERAGE)
-        msa_add_test(valgrind_${name} valgrind ${MSA_VALGRIND} -q --error-exitcode=1 --leak-check=full
-                     --show-leak-kinds=definite --errors-for-leak-kinds=definite $<TARGET_FILE:${name}>)
-    endif()
+    msa_valgrind_test(${name} $<TARGET_FILE:${name}>)
 endfunction()
 
 if(CMOCKA_FOUND)
@@ -132,6 +137,9 @@ if(MSA_TOOLS)
     add_executable(checksample tests/checksample.c)
     target_link_libraries(checksample PRIVATE msa_cli msa_test_support)
     msa_add_test(checksample "" checksample tests/cases/hf_layer_q8kv8.safetensors)
+    file(GLOB small_cases CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/cases/*.safetensors)
+    list(FILTER small_cases EXCLUDE REGEX "/hf_layer_") # 4 MB
+    msa_valgrind_test(cases $<TARGET_FILE:msa> check --threads 1 ${small_cases}) # one count: valgrind's word
     msa_add_test(test_cli small ${Python3_EXECUTABLE} tests/test_cli.py $<TARGET_FILE:msa>)
     msa_add_test(test_bench small ${Python3_EXECUTABLE} tests/test_bench.py $<TARGET_FILE:msa>)
 endif()

@@ -40,6 +40,7 @@ export PKG_CONFIG_PATH="$lib/pkgconfig" LD_LIBRARY_PATH="$lib"
     expect "pkg-config, static" $cc "$source/examples/minimal.c" -o "$prefix/static" $(pkg-config --cflags --libs --static msa)
     mv "$prefix/libmsa.so.away" "$library"
     expect "minimal, static" minimal_prints "$prefix/static"
+    expect "minimal, from Python" same "$(python3 "$source/examples/minimal.py")" "pages 2 4 5 9"
     expect "layer" $cc "$source/examples/layer.c" -o "$prefix/layer" $(pkg-config --cflags --libs msa)
     expect "layer runs" "$prefix/layer"
 }
