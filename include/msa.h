@@ -170,7 +170,7 @@ typedef struct msa_context_options {
     size_t size;
     int32_t device;      /* MSA_DEVICE_CPU, or a CUDA ordinal >= 0 */
     int32_t num_threads; /* CPU: threads to use, 1..1024; 0: what OpenMP would (with parallel_for: must be given) */
-    const char *isa;     /* CPU: cap on the instruction set: "c", "avx2", "avx512", "avx512bf16", "neon"; NULL: the
+    const char *isa;     /* CPU: cap on the instruction set: "c", "avx2", "avx512", "avx512bf16", "amx", "neon"; NULL: the
                             environment variable MSA_ISA, and without it (or empty) the fastest level of this machine,
                             which on Intel is avx512 even where avx512bf16 exists */
     msa_parallel_for_fn *parallel_for; /* NULL: OpenMP */

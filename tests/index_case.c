@@ -186,7 +186,7 @@ static index_case *with_scores(harness *h, const index_case *c)
     index_spec spec = c->spec;
     spec.outputs = MSA_INDEX_SCORES;
     index_case *twin = index_new(h, &spec);
-    trial_run_once(h, &twin->t, h->levels[0].one);
+    trial_run_once(h, &twin->t, c->t.checked);
     return twin;
 }
 

@@ -10,7 +10,7 @@
 
 const char *const bench_op_names[] = {"prefill", "decode", "index", "layer", "topk", "combine", "quantise", NULL};
 const char *const pattern_names[] = {"even", "clustered", "scattered", "shared", NULL};
-const char *const isa_names[] = {"best", "c", "avx2", "avx512", "avx512bf16", "neon", NULL};
+const char *const isa_names[] = {"best", "c", "avx2", "avx512", "avx512bf16", "amx", "neon", NULL};
 static const char *const scores_names[] = {"random", "ascending", "equal", NULL};
 
 /* Operations as bits. The two ways to shape the index, by queries after a prefix and by new tokens of a batch of
@@ -87,7 +87,7 @@ static const struct axis_info {
     [AXIS_STRATEGY] = {"strategy", ATTENTION, CHOICE, 0, 0, strategy_names, "default auto",
                        "auto|query-major|page-major"},
     [AXIS_ISA] = {"isa", ALL, CHOICE, 0, 0, isa_names, "cap on the CPU instruction set (default best)",
-                  "c|avx2|avx512|avx512bf16|neon"},
+                  "c|avx2|avx512|avx512bf16|amx|neon"},
     [AXIS_THREADS] = {"threads", ALL, NUMBER, 0, 1024, NULL, "CPU threads (default 0: all)", "N"},
 };
 

@@ -15,7 +15,7 @@ static struct poptOption option_table[] = {
     {"markdown", 0, POPT_ARG_NONE, &as_markdown, 0, "print the matrix of kernels as a Markdown table", NULL},
     POPT_AUTOHELP POPT_TABLEEND};
 
-static const char *const isa_names[] = {"c", "avx2", "avx512", "avx512bf16", "neon", NULL};
+static const char *const isa_names[] = {"c", "avx2", "avx512", "avx512bf16", "amx", "neon", NULL};
 
 static bool isa_is_available(const char *isa)
 {

@@ -10,6 +10,7 @@
  */
 #include "peak.h"
 
+#include "msa.h"
 #include "parallel.h"
 
 #include <stdbool.h>
@@ -78,6 +79,23 @@ ARITHMETIC(fma_512, __attribute__((target("avx512f"))), __m512, 24, 32, _mm512_s
            _mm512_fmadd_ps(_mm512_set1_ps(1.0f), _mm512_set1_ps(0.5f), acc[i]))
 ARITHMETIC(bf16_dot, __attribute__((target("avx512f,avx512bf16"))), __m512, 24, 64, _mm512_setzero_ps(),
            _mm512_dpbf16_ps(acc[i], (__m512bh)_mm512_set1_epi16(0x3F80), (__m512bh)_mm512_set1_epi16(0x3F00)))
+
+/* Four tiles of sums, 16x16 times 32 products each. Who asks has a context with kernels on AMX, and with it permission. */
+static double amx(int64_t steps)
+{
+    static const struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16}};
+    __asm__ volatile("ldtilecfg %0\n\ttilezero %%tmm4\n\ttilezero %%tmm5" : : "m"(config));
+    for (int64_t s = 0; s < steps; s++)
+        __asm__ volatile("tdpbf16ps %%tmm5, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm1\n\t"
+                         "tdpbf16ps %%tmm5, %%tmm4, %%tmm2\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm3"
+                         : : : "memory");
+    __asm__ volatile("tilerelease");
+    return (double)steps * 4 * 2 * 16 * 16 * 32;
+}
 #elif defined(__aarch64__)
 ARITHMETIC(fma_128, , float32x4_t, 24, 8, vdupq_n_f32(0.0f), vfmaq_n_f32(acc[i], vdupq_n_f32(1.0f), 0.5f))
 #endif
@@ -223,7 +241,19 @@ static double measure_memory(enum memory_work work, int threads)
 
 /* ---- what others call */
 
-const char *const peak_names[NUM_PEAKS] = {"fma 128", "fma 256", "fma 512", "bf16 dot", "read", "copy"};
+const char *const peak_names[NUM_PEAKS] = {"fma 128", "fma 256", "fma 512", "bf16 dot", "amx", "read", "copy"};
+
+#if defined(__x86_64__)
+static bool amx_available(void)
+{
+    msa_context_options options = MSA_CONTEXT_OPTIONS_INIT;
+    options.isa = "amx";
+    msa_context *context;
+    bool available = msa_context_create(&options, &context) == MSA_SUCCESS;
+    msa_context_destroy(context);
+    return available;
+}
+#endif
 
 static double measure(enum peak peak, int threads)
 {
@@ -238,6 +268,8 @@ static double measure(enum peak peak, int threads)
         return __builtin_cpu_supports("avx512f") ? measure_arithmetic(fma_512, threads) : 0;
     case PEAK_BF16_DOT:
         return __builtin_cpu_supports("avx512bf16") ? measure_arithmetic(bf16_dot, threads) : 0;
+    case PEAK_AMX:
+        return amx_available() ? measure_arithmetic(amx, threads) : 0;
 #elif defined(__aarch64__)
     case PEAK_FMA_128:
         return measure_arithmetic(fma_128, threads);
@@ -265,6 +297,8 @@ double peak_rate(enum peak peak, int threads)
 double peak_gflops(const char *kernel, int threads)
 {
     const char *underscore = strrchr(kernel, '_'), *isa = underscore ? underscore + 1 : "";
+    if (strcmp(isa, "amx") == 0)
+        return peak_rate(PEAK_AMX, threads);
     if (strcmp(isa, "avx512bf16") == 0)
         return peak_rate(PEAK_BF16_DOT, threads);
     if (strcmp(isa, "avx512") == 0)

@@ -11,6 +11,7 @@ enum peak {
     PEAK_FMA_256,
     PEAK_FMA_512,
     PEAK_BF16_DOT, /* pairs of BF16 into FP32 (vdpbf16ps, 512 bits) */
+    PEAK_AMX,      /* the same by tiles (tdpbf16ps) */
     PEAK_READ,     /* DRAM read */
     PEAK_COPY,     /* DRAM copy, bytes read + bytes written */
     NUM_PEAKS

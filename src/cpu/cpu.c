@@ -9,6 +9,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #ifdef _OPENMP
 #include <omp.h>
@@ -16,7 +18,22 @@
 
 /* ------------------------------------------------------------------------------------------------ instruction sets */
 
-static const char *const isa_names[NUM_ISAS] = {"c", "avx2", "avx512", "avx512bf16", "neon"};
+static const char *const isa_names[NUM_ISAS] = {"c", "avx2", "avx512", "avx512bf16", "amx", "neon"};
+
+#if defined(__x86_64__)
+/* The processor's AMX with BF16, the system's care for its registers (XCR0), and the process's permission to use them, which
+ * Linux gives to who asks. (It refuses when an alternative signal stack is too small for them.) */
+static bool amx_supported(void)
+{
+    enum { TILE_DATA = 18, ARCH_REQ_XCOMP_PERM = 0x1023 };
+    unsigned a, b, c, d, xcr0, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return false;
+    unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24, tiles = 3u << 17;
+    __asm__("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
+    return d & amx_bf16 && d & amx_tile && (xcr0 & tiles) == tiles && !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA);
+}
+#endif
 
 static bool isa_supported(enum cpu_isa isa)
 {
@@ -32,6 +49,8 @@ static bool isa_supported(enum cpu_isa isa)
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     case ISA_AVX512BF16:
         return isa_supported(ISA_AVX512) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+    case ISA_AMX:
+        return isa_supported(ISA_AVX512BF16) && amx_supported();
 #elif defined(__aarch64__)
     case ISA_NEON:
         return true;
@@ -219,10 +238,11 @@ static msa_status choose_isa(const char *name, enum cpu_isa *isa)
             *isa = (enum cpu_isa)candidate;
             return isa_supported(*isa) ? MSA_SUCCESS : fail(MSA_ERROR_UNSUPPORTED, "isa = \"%s\": this machine lacks it", name);
         }
-        if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()))
+        if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()) &&
+            candidate != ISA_AMX)
             *isa = (enum cpu_isa)candidate;
     }
-    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16 or neon", name) : MSA_SUCCESS;
+    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon", name) : MSA_SUCCESS;
 }
 
 msa_status cpu_context_init(msa_context *context, const msa_context_options *options)

@@ -7,17 +7,19 @@
  * not depend on vector width, tile size, thread count or instruction set. A "unit" is one such vector's worth of rows:
  * 16/ratio consecutive queries of one request, ratio lanes each (for the indexer: 16 rows of (query, head)).
  *
- * Kernels work on operands in one of two families; the format conversions stand before them, so that formats add to
+ * Kernels work on operands in one of three families; the format conversions stand before them, so that formats add to
  * kernels and never multiply them:
  *   OPERAND_F32    K [128 keys][128] float, V [8][128 keys][16 d] float, Q [128 d][16 lanes] float
  *   OPERAND_BF16   K [128 keys][64 pairs] of BF16 pairs, V [8][64 key pairs][16 d] of pairs (even key, odd key),
  *                  Q [64 pairs][16 lanes] of pairs (even d, odd d)
+ *   OPERAND_TILE   K and Q as OPERAND_BF16, for AMX
  * Eight slices of 16 keys make a K page, eight of 16 dimensions a V page: the kernels that multiply convert slice by slice,
  * and multiply while it is in the L1 cache. (To write a whole FP32 page to L2 takes a fifth of the time of its products.)
  *
  * The order of every dot product, over d (QK) and over keys (PV): pairs ascending, in a pair the odd element first, then
  * the even one: acc = fma(a[2i+1], b[2i+1], acc); acc = fma(a[2i], b[2i], acc). That is what x86's vdpbf16ps does. All
  * products of BF16, FP16, E4M3 and NVFP4 operands are exact in FP32, so a separate multiply and add gives the same bits.
+ * AMX alone has another order: tiles.h.
  */
 #ifndef MSA_CPU_H
 #define MSA_CPU_H
@@ -25,8 +27,8 @@
 #include "../internal.h"
 #include "exp2.h"
 
-enum cpu_isa { ISA_C, ISA_AVX2, ISA_AVX512, ISA_AVX512BF16, ISA_NEON, NUM_ISAS };
-enum cpu_operand { OPERAND_F32, OPERAND_BF16, NUM_OPERANDS };
+enum cpu_isa { ISA_C, ISA_AVX2, ISA_AVX512, ISA_AVX512BF16, ISA_AMX, ISA_NEON, NUM_ISAS };
+enum cpu_operand { OPERAND_F32, OPERAND_BF16, OPERAND_TILE, NUM_OPERANDS };
 
 /* Storage formats as the conversions see them. NVFP4 has two meanings: with E4M3 queries its product rounds to E4M3, with
  * 16-bit queries it is taken exactly. */
@@ -91,6 +93,9 @@ struct cpu_visit {
 };
 typedef void cpu_attend_fn(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visits, int num_visits);
 
+/* Configures the calling thread's tile registers, or gives them back, so that no caller's thread keeps tile state. */
+typedef void cpu_tiles_fn(void);
+
 /* Scores of one whole page (its K): scores[r * row_stride] for the rows r < num_rows of the units at q, row_stride in floats. */
 typedef void cpu_index_fn(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride);
 
@@ -130,6 +135,7 @@ struct cpu_kernels {
      * then convert_turned, which writes K slices as [128 d][16 keys] or [64 pairs][16 keys]. */
     cpu_index_fn *index_few[NUM_OPERANDS];
     cpu_convert_fn *convert_turned[NUM_OPERANDS][NUM_FORMATS];
+    cpu_tiles_fn *begin_tiles, *end_tiles; /* around the kernels of OPERAND_TILE */
     cpu_finish_fn *finish;
     cpu_select_fn *select;
     cpu_merge_fn *merge;
@@ -137,12 +143,12 @@ struct cpu_kernels {
     cpu_quantise_fn *quantise_nvfp4[NUM_SOURCES];
 };
 
-/* The name that kernels.inc gives the function in a slot ("attention_c"). */
 struct cpu_device {
     enum cpu_isa isa; /* the level in use */
     bool capped;      /* by its name; if not, the machine can have more than the fastest level */
     struct cpu_kernels kernels;
 };
+/* The name that kernels.inc gives the function in a slot ("attention_c"). */
 const char *cpu_kernel_name(void (*function)(void));
 
 static inline const struct cpu_kernels *cpu_kernels_of(const msa_context *context)
@@ -150,10 +156,18 @@ static inline const struct cpu_kernels *cpu_kernels_of(const msa_context *contex
     return &((const struct cpu_device *)context->backend_data)->kernels;
 }
 
-/* The operand family for a query type, where the BF16 family has a kernel or not. FP16 does not fit it. */
-static inline enum cpu_operand cpu_choose_operand(msa_dtype q, bool bf16_kernel)
+/* The operand family for a query type, by which of the BF16 families have a kernel. FP16 does not fit them. */
+static inline enum cpu_operand cpu_choose_operand(msa_dtype q, bool tile_kernel, bool bf16_kernel)
 {
-    return bf16_kernel && q != MSA_FP16 ? OPERAND_BF16 : OPERAND_F32;
+    if (q == MSA_FP16)
+        return OPERAND_F32;
+    return tile_kernel ? OPERAND_TILE : bf16_kernel ? OPERAND_BF16 : OPERAND_F32;
+}
+
+/* Bytes of a unit's Q. */
+static inline size_t cpu_unit_bytes(enum cpu_operand family)
+{
+    return 128 * UNIT_LANES * (family == OPERAND_F32 ? 4 : 2);
 }
 
 /* Runs task(arg, i, thread) for i in [0, n) on the context's threads. */

@@ -90,7 +90,7 @@ msa_status cpu_attention_plan(msa_plan *plan)
     const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
     if (desc->strategy == MSA_STRATEGY_PAGE_MAJOR)
         return fail(MSA_ERROR_UNSUPPORTED, "strategy = page-major: a CPU walks pages query-major");
-    enum cpu_operand operand = cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_BF16]);
+    enum cpu_operand operand = cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_TILE], kernels->attend[OPERAND_BF16]);
     enum cpu_format q_format = storage_format(desc->q_dtype, desc->q_dtype),
                     kv_format = storage_format(desc->kv_dtype, desc->q_dtype);
     plan->kernel = cpu_kernel_name((void (*)(void))kernels->attend[operand]);
@@ -188,7 +188,7 @@ static void reset_unit(struct cpu_tile *state, int unit)
 static void load_queries(const struct attention_run *run, const struct tile *tile, struct cpu_tile *state)
 {
     const msa_attention_args *args = run->args;
-    size_t unit_bytes = 128 * UNIT_LANES * (run->operand == OPERAND_BF16 ? 2 : 4);
+    size_t unit_bytes = cpu_unit_bytes(run->operand);
     for (int unit = 0; unit < tile->units; unit++) {
         const void *lanes[UNIT_LANES];
         int num_lanes = 0;
@@ -500,7 +500,7 @@ msa_status cpu_attention_run(msa_plan *plan, const msa_attention_args *args, msa
         .plan = plan,
         .args = args,
         .kernels = kernels,
-        .operand = cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_BF16]),
+        .operand = cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_TILE], kernels->attend[OPERAND_BF16]),
         .q_format = storage_format(desc->q_dtype, desc->q_dtype),
         .kv_format = storage_format(desc->kv_dtype, desc->q_dtype),
         .rounding = desc->q_dtype == MSA_E4M3   ? ROUND_E4M3

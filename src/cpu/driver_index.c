@@ -40,7 +40,7 @@ struct index_run {
 };
 
 /* The kernel for a tile, and what prepares its operands. Few rows: BF16 operands always, since half as many are to be
- * turned. */
+ * turned. OPERAND_TILE sums in an order of its own, so there one kernel serves all. */
 struct index_kernel {
     cpu_index_fn *function;
     enum cpu_operand operand;
@@ -50,9 +50,9 @@ struct index_kernel {
 static struct index_kernel choose_kernel(const msa_context *context, bool few)
 {
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
-    enum cpu_operand operand = cpu_choose_operand(MSA_BF16, kernels->index[OPERAND_BF16]);
+    enum cpu_operand operand = cpu_choose_operand(MSA_BF16, kernels->index[OPERAND_TILE], kernels->index[OPERAND_BF16]);
     enum cpu_operand few_operand = kernels->index_few[OPERAND_BF16] ? OPERAND_BF16 : OPERAND_F32;
-    if (few && kernels->index_few[few_operand])
+    if (few && operand != OPERAND_TILE && kernels->index_few[few_operand])
         return (struct index_kernel){kernels->index_few[few_operand], few_operand,
                                      kernels->convert_turned[few_operand]};
     return (struct index_kernel){kernels->index[operand], operand, kernels->convert_k[operand]};
@@ -145,7 +145,7 @@ static int64_t query_row(const struct tile *tile, int r)
 static void load_queries(const struct index_run *run, const struct tile *tile, struct thread_memory *memory)
 {
     const msa_index_args *args = run->args;
-    size_t unit_bytes = 128 * UNIT_LANES * (tile->kernel.operand == OPERAND_BF16 ? 2 : 4);
+    size_t unit_bytes = cpu_unit_bytes(tile->kernel.operand);
     for (int first = 0; first < tile->rows; first += UNIT_LANES) {
         const void *lanes[UNIT_LANES];
         int num_lanes = 0;
@@ -251,11 +251,16 @@ static void score_task(void *arg, size_t index, size_t thread)
     int32_t first = (int32_t)((int64_t)chunks * segment / splits) * PAGE_CHUNK;
     int32_t stop = (int32_t)((int64_t)chunks * (segment + 1) / splits) * PAGE_CHUNK;
     stop = stop < pages ? stop : pages;
+    bool tiles = tile.kernel.operand == OPERAND_TILE;
+    if (tiles)
+        run->kernels->begin_tiles();
     for (; first < stop; first += PAGE_CHUNK) {
         int32_t last = first + PAGE_CHUNK < stop ? first + PAGE_CHUNK : stop;
         score_pages(run, &tile, first, last, memory);
         use_scores(run, &tile, first, last, memory);
     }
+    if (tiles)
+        run->kernels->end_tiles();
     if (!run->args->topk)
         return;
     for (int r = 0; r < tile.rows; r++)
