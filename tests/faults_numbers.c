@@ -4,6 +4,7 @@
  */
 #include "faults.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -266,6 +267,23 @@ static void huge_logits(harness *h, const attention_spec *spec)
     }
 }
 
+/* The largest scale there is leaves logits of 0 alone. */
+static void largest_scale(harness *h, const attention_spec *spec)
+{
+    attention_spec s = *spec;
+    s.sm_scale = FLT_MAX;
+    s.requests = batch_of(1, LENGTHS(1), LENGTHS(200));
+    s.q = coded_zero;
+    s.v = coded_offset;
+    s.list = list_all_pages;
+    attention_case *c = attention_new(h, &s);
+    trial_run(h, &c->t);
+    expect_lse(h, c, 0, 0, log(200));
+    for (int d = 0; d < D; d++)
+        expect_out(h, c, 0, 0, d, d < 72 ? 2.0 / 200 : 1.0 / 200);
+    attention_free(c);
+}
+
 /* Four channels 30 times as large as the others, as in real activations. */
 static double outliers(const place *where, const void *data)
 {
@@ -429,6 +447,8 @@ void faults_numbers(harness *h)
     each_attention(h, "scales", scales);
     each_attention(h, "running-maximum", running_maximum);
     each_attention(h, "huge-logits", huge_logits);
+    if (!device_in_use())
+        each_attention(h, "largest-scale", largest_scale);
     each_attention(h, "outlier-channels", outlier_channels);
     each_attention(h, "not-finite", not_finite);
 }

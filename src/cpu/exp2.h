@@ -32,8 +32,11 @@ struct exp2_scale {
     float lowest; /* x below it counts as it: the result is 0 there, or x is at FP32's end */
 };
 
+/* Finite scales past FP32's largest number count as that: differences above 2^-121 vanish with either. */
 static inline struct exp2_scale exp2_scale(double scale)
 {
+    if (scale > FLT_MAX && !isinf(scale))
+        scale = FLT_MAX;
     float high = (float)scale, lowest = -126 / high;
     return (struct exp2_scale){high, (float)(scale - high), lowest < -FLT_MAX ? -FLT_MAX : lowest};
 }
