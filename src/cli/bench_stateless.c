@@ -40,8 +40,9 @@ static int stateless_call(struct subject *subject, int rotation, double *run, do
     double elapsed = 0;
     int status = device_begin(stateless->device);
     for (int i = 0; i < stateless->repeats && status == CLI_OK; i++) {
-        if (stateless->run(stateless, (rotation + i) % stateless->rotations) != MSA_SUCCESS)
+        if (stateless->run(stateless, stateless->next) != MSA_SUCCESS)
             status = cli_library_error(subject->name);
+        stateless->next = (stateless->next + 1) % stateless->rotations;
     }
     int ended = device_end(stateless->device, &elapsed);
     if (status != CLI_OK || ended != CLI_OK)
