@@ -478,11 +478,15 @@ def check_suite_names():
     mine, other = bench("--suite", path("own.csv"), *LEAST)
     assert (mine["case"], mine["total_q"], mine["kv_len"], mine["weight"]) == ("mine", 3, 131, 7)
     assert (other["case"], other["batch"], other["total_q"]) == ("other", 2, 260)
-    for bad in "short,1,3", "bad,1,3,131,7,rep,1,3 4,128,1", "bad,0,3,131,7,rep,1,,,0", "bad,1,3,131,x,rep,1,3,128,1", \
-            "bad,2,4,300,7,rep,1,,,0":
+    for bad, word in [("short,1,3", "line 2 has not 10 fields"),
+                      ("bad,1,3,131,7,rep,1,3 4,128,1", "line 2: query_lens, prefix_lens: not 1 lengths each"),
+                      ("bad,0,3,131,7,rep,1,,,0", "own.csv: line 2: batch: 0 is outside 1..65536"),
+                      ("bad,1,3,131,x,rep,1,3,128,1", "line 2: representative_weight: 'x' is not a whole number"),
+                      ("bad,1,3,131,7,rep,1,4,128,1", "line 2: the lengths make total_q 4 and max_final_kv 132"),
+                      ("bad,2,4,300,7,rep,1,,,0", "queries")]:
         with open(path("own.csv"), "w") as file:
             file.write(lines[0] + "\n" + bad + "\n")
-        refused("", "bench", "--suite", path("own.csv"))
+        refused(word, "bench", "--suite", path("own.csv"))
     with open(path("own.csv"), "w") as file:
         file.write("nonsense\n")
     refused("the first line", "bench", "--suite", path("own.csv"))
@@ -502,7 +506,7 @@ REFUSED = [
     ("--queries: 'x' is not a whole number", "bench prefill --queries x"),
     ("--queries: no value", "bench prefill --queries ,"),
     ("--queries: the range 5:4 is empty", "bench prefill --queries 5:4"),
-    ("is none of: N, FIRST:LAST", "bench prefill --queries 1:2:3:4"),
+    ("'1:2:3:4' is none of: N, FIRST:LAST", "bench prefill --queries 1:2:3:4"),
     ("more than 256 values", "bench prefill --queries 1:400"),
     ("--k: 33 is outside 1..32", "bench prefill --k 33"),
     ("--format: 'e5m2' is none of", "bench prefill --format e5m2"),

@@ -223,11 +223,13 @@ static int append(struct axes *axes, enum axis axis, const char *option, int64_t
 static int parse_numbers(struct axes *axes, enum axis axis, const char *option, char *item)
 {
     int64_t low = infos[axis].low, high = infos[axis].high, first, last, step = 1;
+    char whole[81];
+    snprintf(whole, sizeof(whole), "%s", item);
     char *saved, *first_text = strtok_r(item, ":", &saved), *last_text = strtok_r(NULL, ":", &saved);
     char *step_text = strtok_r(NULL, ":", &saved), *rest = strtok_r(NULL, ":", &saved);
     bool multiply = step_text && step_text[0] == 'x';
     if (!first_text || rest)
-        return cli_error("%s: '%s' is none of: N, FIRST:LAST, FIRST:LAST:STEP, FIRST:LAST:xFACTOR", option, item);
+        return cli_error("%s: '%s' is none of: N, FIRST:LAST, FIRST:LAST:STEP, FIRST:LAST:xFACTOR", option, whole);
     if (parse_size(option, first_text, low, high, &first) != CLI_OK)
         return CLI_BAD;
     last = first;

@@ -60,14 +60,38 @@ static bool read_lengths(const char *text, int64_t *lengths, int32_t count)
     return *text == '\0';
 }
 
-static int read_case(struct suite_case *c, char *const fields[NUM_COLUMNS])
+/* A number of a line; messages name the line and the column. */
+static int read_number(const char *line, const char *column, const char *text, int64_t low, int64_t high,
+                       int64_t *value)
+{
+    char label[512];
+    snprintf(label, sizeof(label), "%s: %s", line, column);
+    return parse_int(label, text, low, high, value);
+}
+
+/* Lengths of the file that make another case than the other columns say are a mistake in either. */
+static int check_lengths(const struct suite_case *c, const char *line, int64_t total_q, int64_t max_final_kv)
+{
+    int64_t queries = 0, longest = 0;
+    for (int32_t b = 0; b < c->batch; b++) {
+        int64_t final_kv = c->query_lens[b] + c->prefix_lens[b];
+        queries += c->query_lens[b];
+        longest = final_kv > longest ? final_kv : longest;
+    }
+    if (queries == total_q && longest == max_final_kv)
+        return CLI_OK;
+    return cli_error("%s: the lengths make total_q %lld and max_final_kv %lld, not %lld and %lld", line,
+                     (long long)queries, (long long)longest, (long long)total_q, (long long)max_final_kv);
+}
+
+static int read_case(struct suite_case *c, char *const fields[NUM_COLUMNS], const char *line)
 {
     int64_t batch, total_q, max_final_kv, weight, exact;
-    if (parse_int("batch", fields[BATCH], 1, 65536, &batch) ||
-        parse_int("total_q", fields[TOTAL_Q], batch, INT32_MAX, &total_q) ||
-        parse_int("max_final_kv", fields[MAX_FINAL_KV], 0, MSA_MAX_KV_LEN, &max_final_kv) ||
-        parse_int("representative_weight", fields[WEIGHT], 0, INT32_MAX, &weight) ||
-        parse_int("shape_exact", fields[EXACT], 0, 1, &exact))
+    if (read_number(line, "batch", fields[BATCH], 1, 65536, &batch) ||
+        read_number(line, "total_q", fields[TOTAL_Q], batch, INT32_MAX, &total_q) ||
+        read_number(line, "max_final_kv", fields[MAX_FINAL_KV], 0, MSA_MAX_KV_LEN, &max_final_kv) ||
+        read_number(line, "representative_weight", fields[WEIGHT], 0, INT32_MAX, &weight) ||
+        read_number(line, "shape_exact", fields[EXACT], 0, 1, &exact))
         return CLI_BAD;
     c->id = strdup(fields[ID]);
     c->batch = (int32_t)batch;
@@ -76,12 +100,14 @@ static int read_case(struct suite_case *c, char *const fields[NUM_COLUMNS])
     c->prefix_lens = malloc((size_t)batch * sizeof(*c->prefix_lens));
     if (!c->id || !c->query_lens || !c->prefix_lens)
         return cli_error("out of memory");
-    if (!exact)
+    if (!exact) {
         spread_lengths(c, total_q, max_final_kv);
-    else if (!read_lengths(fields[QUERY_LENS], c->query_lens, c->batch) ||
-             !read_lengths(fields[PREFIX_LENS], c->prefix_lens, c->batch))
-        return cli_error("query_lens, prefix_lens: not %d lengths each", c->batch);
-    return CLI_OK;
+        return CLI_OK;
+    }
+    if (!read_lengths(fields[QUERY_LENS], c->query_lens, c->batch) ||
+        !read_lengths(fields[PREFIX_LENS], c->prefix_lens, c->batch))
+        return cli_error("%s: query_lens, prefix_lens: not %d lengths each", line, c->batch);
+    return check_lengths(c, line, total_q, max_final_kv);
 }
 
 /* Cuts a line at its commas; the number of fields. */
@@ -141,7 +167,9 @@ int suite_open(struct suite *suite, const char *name, const char *ids)
             }
             suite->cases = grown;
             grown[suite->num_cases] = (struct suite_case){0};
-            status = read_case(&grown[suite->num_cases++], fields);
+            char place[256];
+            snprintf(place, sizeof(place), "%.200s: line %d", name, number);
+            status = read_case(&grown[suite->num_cases++], fields, place);
         }
     }
     free(text);
