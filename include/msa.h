@@ -143,7 +143,7 @@ typedef enum msa_topk_order {
 enum {
     MSA_ERROR_BIT_LIST_ID = 1,  /* a list id outside [-1, max_pages) */
     MSA_ERROR_BIT_PAGE_ID = 2,  /* a physical page outside [0, num_pages) was named for a visible page */
-    MSA_ERROR_BIT_LENGTHS = 4,  /* lengths negative, not ascending, cu_seqlens_q[0] != 0, or past total_q */
+    MSA_ERROR_BIT_LENGTHS = 4,  /* lengths negative, falling, past total_q, or not from 0 (cu_seqlens_*) */
     MSA_ERROR_BIT_CAPACITY = 8, /* a kv length above the plan's max_kv_len */
 };
 
@@ -204,7 +204,7 @@ MSA_API msa_status msa_context_get_info(const msa_context *context, msa_context_
 /* The list of kernels that this build holds (for tools and the support matrix). */
 typedef struct msa_kernel_info {
     size_t size;
-    const char *name;      /* the function: one file of src/ defines it, named after it */
+    const char *name;      /* the function: one file of src/ defines it */
     const char *operation; /* "attention", "index", "topk", ... */
     const char *formats;   /* what it takes, e.g. "q8kv4" */
     const char *isa;       /* "c", "avx2", ..., "sm_90a" */
@@ -304,10 +304,10 @@ typedef struct msa_index_desc {
     {sizeof(msa_index_desc), MSA_E4M3, MSA_E4M3, 1, MSA_HEAD_DIM, MSA_PAGE_SIZE, 1, 16, 0, 1, MSA_TOPK_ORDER_PAGE, \
      MSA_PRECISION_EXACT, MSA_INDEX_SCORES | MSA_INDEX_SELECTION, 1, 1, 1}
 
-/* Selection rules. A row at position pos has n = pos/128 + 1 candidate pages: its own page n-1 and the history pages
- * before it. Larger score first, +0 equals -0, ties to the lower page id, NaN below every number. A history page whose
- * score is -inf is listed only if forced. All candidates are listed when they fit. Forced pages are listed whatever their
- * score, each once, as many as exist. */
+/* Selection rules. A row at position pos has n = pos/128 + 1 candidate pages, at most max_pages: its own page n-1 and
+ * the history pages before it. Larger score first, +0 equals -0, ties to the lower page id, NaN below every number. A
+ * history page whose score is -inf is listed only if forced; one that lies outside the cache scores -inf. All
+ * candidates are listed when they fit. Forced pages are listed whatever their score, each once, as many as exist. */
 typedef struct msa_index_args {
     size_t size;
     const void *index_q;           /* [T, H, 128] */

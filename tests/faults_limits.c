@@ -5,6 +5,7 @@
  */
 #include "faults.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -533,8 +534,9 @@ static void many_requests(harness *h)
     for (int i = 0; i < h->num_levels; i++) {
         trial_run_once(h, &c->t, h->levels[i].two ? h->levels[i].two : h->levels[i].one);
         c->t.check(h, &c->t);
-        CHECK(h, is_near(MSA_F32, (double)attention_lse(c, REQUESTS - 1, 3), (double)attention_lse(c, REQUESTS - 1, 3),
-                         0));
+        for (int64_t row = 0; row < REQUESTS; row++) /* no NaN of the poison is left */
+            for (int32_t head = 0; head < 4; head++)
+                CHECK(h, !isnan(attention_lse(c, row, head)));
     }
     attention_free(c);
 }
@@ -548,7 +550,7 @@ static void many_rows(harness *h)
     for (int i = 0; i < h->num_levels; i++) {
         trial_run_once(h, &c->t, h->levels[i].one);
         c->t.check(h, &c->t);
-        CHECK(h, attention_out(c, 65536, 0, 0) == attention_out(c, 65536, 0, 0)); /* no NaN of the poison is left */
+        CHECK(h, !isnan(attention_out(c, 65536, 0, 0))); /* no NaN of the poison is left */
     }
     attention_free(c);
 }

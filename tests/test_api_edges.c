@@ -81,6 +81,32 @@ static void run_before_prepare(void **state)
     }
 }
 
+/* After a refused prepare a run is one of the step before. */
+static void refused_prepare(void **state)
+{
+    (void)state;
+    for (int i = 0; i < NUM_OPERATIONS; i++) {
+        const struct operation *op = &operations[i];
+        struct fixture f;
+
+        open_operation(&f, op);
+        assert_int_equal(step(&f, op), 0);
+        memset(f.step.workspace, 0, f.step.workspace_bytes);
+        fixture_remember(&f);
+        f.step.total_q = 1; /* would pass by itself */
+        f.step.cu_seqlens_q = NULL;
+        assert_int_equal(op->prepare(f.plan, &f.step, NULL), MSA_ERROR_INVALID_ARGUMENT);
+        if (op->plan_attention)
+            memset(f.attend.out, 0xFF, FIX_ROWS * FIX_Q_HEADS * 256);
+        else
+            memset(f.score.topk, 0xFF, FIX_KV_HEADS * FIX_ROWS * FIX_TOPK * 4);
+        assert_int_equal(run(&f, op), MSA_SUCCESS);
+        memset(f.step.workspace, 0, f.step.workspace_bytes);
+        assert_true(fixture_untouched(&f));
+        fixture_close(&f);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------ nothing to do */
 
 /* No request, or requests without a query: no pointer is looked at. */
@@ -255,6 +281,7 @@ static void error_bits_of_cu_seqlens_k(void **state)
         f.step.kv_lens = NULL;
         f.step.cu_seqlens_k = cu_k;
         assert_int_equal(step(&f, op), 0);
+        check_bit(&f, op, cu_k, 1, MSA_ERROR_BIT_LENGTHS);
         check_bit(&f, op, cu_k + 2, 199, MSA_ERROR_BIT_LENGTHS);
         check_bit(&f, op, cu_k + 2, INT_MIN, MSA_ERROR_BIT_LENGTHS);
         check_bit(&f, op, cu_k + 2, INT_MAX, MSA_ERROR_BIT_CAPACITY);
@@ -442,6 +469,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(run_before_prepare),
+        cmocka_unit_test(refused_prepare),
         cmocka_unit_test(empty_steps),
         cmocka_unit_test(empty_stateless_calls),
         cmocka_unit_test(topk_without_columns),
