@@ -16,7 +16,8 @@ static msa_status plan_target(msa_context *context, msa_plan **plan)
     return MSA_SUCCESS;
 }
 
-static msa_status plan_index(msa_context *context, enum plan_operation operation, const msa_index_desc *desc, msa_plan **plan)
+static msa_status plan_index(msa_context *context, enum plan_operation operation, const msa_index_desc *desc,
+                             msa_plan **plan)
 {
     msa_index_desc resolved;
     msa_status status = plan_target(context, plan);
@@ -40,8 +41,8 @@ static msa_status plan_is(const msa_plan *plan, enum plan_operation operation)
     if (!plan)
         return fail(MSA_ERROR_INVALID_ARGUMENT, "plan = NULL: must be a plan of %s", plan_operation_name(operation));
     if (plan->operation != operation)
-        return fail(MSA_ERROR_INVALID_ARGUMENT, "plan = a plan of %s: must be a plan of %s", plan_operation_name(plan->operation),
-                    plan_operation_name(operation));
+        return fail(MSA_ERROR_INVALID_ARGUMENT, "plan = a plan of %s: must be a plan of %s",
+                    plan_operation_name(plan->operation), plan_operation_name(operation));
     return MSA_SUCCESS;
 }
 
@@ -68,7 +69,8 @@ static msa_status run_ready(const msa_plan *plan, enum plan_operation operation)
     return status;
 }
 
-static msa_status run_index(msa_plan *plan, enum plan_operation operation, const msa_index_args *args, msa_stream stream)
+static msa_status run_index(msa_plan *plan, enum plan_operation operation, const msa_index_args *args,
+                            msa_stream stream)
 {
     msa_index_args resolved;
     msa_status status = run_ready(plan, operation);
@@ -79,7 +81,8 @@ static msa_status run_index(msa_plan *plan, enum plan_operation operation, const
     return plan->context->backend->index_run(plan, &resolved, stream);
 }
 
-static msa_status run_attention(msa_plan *plan, enum plan_operation operation, const msa_attention_args *args, msa_stream stream)
+static msa_status run_attention(msa_plan *plan, enum plan_operation operation, const msa_attention_args *args,
+                                msa_stream stream)
 {
     msa_attention_args resolved;
     msa_status status = run_ready(plan, operation);

@@ -35,7 +35,8 @@ msa_status check_struct(const char *name, const void *from, void *to, size_t exp
         const unsigned char *bytes = from;
         for (size_t i = expected; i < size; i++)
             if (bytes[i])
-                return INVALID("%s.size = %zu: a field past the %zu bytes this library knows is not zero", name, size, expected);
+                return INVALID("%s.size = %zu: a field past the %zu bytes this library knows is not zero", name, size,
+                               expected);
     }
     memcpy(to, from, expected);
     return MSA_SUCCESS;
@@ -65,9 +66,9 @@ struct axis {
 
 enum { INPUT = 0, OUTPUT = 1, OPTIONAL = 2 };
 
-/* A tensor whose dense inner axis is row_bytes long; axes outermost first. An absent or empty tensor's strides become 0. */
-static msa_status check_tensor(const char *name, const void *data, size_t alignment, size_t row_bytes, const struct axis *axes,
-                               int num_axes, int flags)
+/* A tensor whose dense inner axis is row_bytes long; axes outermost first. Absent or empty: strides become 0. */
+static msa_status check_tensor(const char *name, const void *data, size_t alignment, size_t row_bytes,
+                               const struct axis *axes, int num_axes, int flags)
 {
     bool empty = row_bytes == 0 || (!data && flags & OPTIONAL);
     for (int i = 0; i < num_axes; i++)
@@ -91,12 +92,13 @@ static msa_status check_tensor(const char *name, const void *data, size_t alignm
         if (*stride < 0)
             return INVALID("%s = %lld: must not be negative", axes[i].stride_name, (long long)*stride);
         if (*stride % (int64_t)alignment)
-            return INVALID("%s = %lld: must be a multiple of %zu bytes", axes[i].stride_name, (long long)*stride, alignment);
+            return INVALID("%s = %lld: must be a multiple of %zu bytes", axes[i].stride_name, (long long)*stride,
+                           alignment);
         int64_t reach;
         if (__builtin_mul_overflow(*stride, axes[i].extent - 1, &reach) || __builtin_add_overflow(span, reach, &span) ||
             __builtin_mul_overflow(*stride, axes[i].extent, &dense))
-            return INVALID("%s = %lld: the tensor passes 2^63 bytes with %lld elements on this axis", axes[i].stride_name,
-                           (long long)*stride, (long long)axes[i].extent);
+            return INVALID("%s = %lld: the tensor passes 2^63 bytes with %lld elements on this axis",
+                           axes[i].stride_name, (long long)*stride, (long long)axes[i].extent);
     }
     if ((uintptr_t)data + (uint64_t)span < (uintptr_t)data)
         return INVALID("%s = %p: %lld bytes from there pass the end of the address space", name, data, (long long)span);
@@ -107,14 +109,15 @@ static msa_status check_tensor(const char *name, const void *data, size_t alignm
         for (int round = 0; round < num_axes; round++) {
             int smallest = -1;
             for (int i = 0; i < num_axes; i++)
-                if (!done[i] && (smallest < 0 || *axes[i].stride <= *axes[smallest].stride)) /* of equals the inner one */
+                if (!done[i] &&
+                    (smallest < 0 || *axes[i].stride <= *axes[smallest].stride)) /* of equals the inner one */
                     smallest = i;
             done[smallest] = true;
             if (axes[smallest].extent == 1)
                 continue;
             if (*axes[smallest].stride < covered)
-                return INVALID("%s = %lld: must be at least %lld bytes, or rows of the output %s overlap", axes[smallest].stride_name,
-                               (long long)*axes[smallest].stride, (long long)covered, name);
+                return INVALID("%s = %lld: must be at least %lld bytes, or rows of the output %s overlap",
+                               axes[smallest].stride_name, (long long)*axes[smallest].stride, (long long)covered, name);
             covered += *axes[smallest].stride * (axes[smallest].extent - 1);
         }
     }
@@ -133,11 +136,13 @@ static size_t element_alignment(msa_dtype dtype)
 }
 
 /* Optional FP32 factor: [1] (stride 0, the default) or one a KV head. */
-static msa_status check_factor(const char *name, const char *stride_name, const float *factor, int64_t *stride, int32_t num_kv_heads)
+static msa_status check_factor(const char *name, const char *stride_name, const float *factor, int64_t *stride,
+                               int32_t num_kv_heads)
 {
     if (*stride == MSA_DENSE)
         *stride = 0;
-    return check_tensor(name, factor, 4, 4, (const struct axis[]){{stride_name, stride, num_kv_heads}}, 1, INPUT | OPTIONAL);
+    return check_tensor(name, factor, 4, 4, (const struct axis[]){{stride_name, stride, num_kv_heads}}, 1,
+                        INPUT | OPTIONAL);
 }
 
 static msa_status absent(const char *name, const void *pointer, const char *rule)
@@ -168,14 +173,16 @@ static msa_status check_capacity(int32_t max_batch, int64_t max_total_q, int64_t
     return check_range("max_kv_len", max_kv_len, 1, MSA_MAX_KV_LEN);
 }
 
-static msa_status check_forced(int32_t init_pages, int32_t local_pages, int32_t topk, const char *order_name, int32_t order)
+static msa_status check_forced(int32_t init_pages, int32_t local_pages, int32_t topk, const char *order_name,
+                               int32_t order)
 {
     if (init_pages < 0)
         return INVALID("init_pages = %d: must be >= 0", (int)init_pages);
     if (local_pages < 1)
         return INVALID("local_pages = %d: must be >= 1, a query's own page is always listed", (int)local_pages);
     if ((int64_t)init_pages + local_pages > topk)
-        return INVALID("init_pages + local_pages = %lld: must be at most k = %d", (long long)init_pages + local_pages, (int)topk);
+        return INVALID("init_pages + local_pages = %lld: must be at most k = %d", (long long)init_pages + local_pages,
+                       (int)topk);
     return check_range(order_name, order, MSA_TOPK_ORDER_PAGE, MSA_TOPK_ORDER_SCORE);
 }
 
@@ -212,8 +219,10 @@ msa_status check_attention_desc(const msa_attention_desc *caller_desc, msa_atten
     bool quantised = desc->kv_dtype == MSA_E4M3 || desc->kv_dtype == MSA_NVFP4;
     bool half = desc->q_dtype == MSA_BF16 || desc->q_dtype == MSA_FP16;
     if (!(desc->q_dtype == MSA_E4M3 ? quantised : half && (quantised || desc->kv_dtype == desc->q_dtype)))
-        return UNSUPPORTED("q_dtype = %s with kv_dtype = %s: must be E4M3 with E4M3 or NVFP4, BF16 with BF16, E4M3 or NVFP4, "
-                           "or FP16 with FP16, E4M3 or NVFP4", dtype_name(desc->q_dtype), dtype_name(desc->kv_dtype));
+        return UNSUPPORTED(
+            "q_dtype = %s with kv_dtype = %s: must be E4M3 with E4M3 or NVFP4, BF16 with BF16, E4M3 or NVFP4, "
+            "or FP16 with FP16, E4M3 or NVFP4",
+            dtype_name(desc->q_dtype), dtype_name(desc->kv_dtype));
     if (desc->out_dtype == MSA_DTYPE_DEFAULT)
         desc->out_dtype = desc->q_dtype == MSA_FP16 ? MSA_FP16 : MSA_BF16;
     if (desc->out_dtype != MSA_BF16 && desc->out_dtype != MSA_FP16)
@@ -221,14 +230,16 @@ msa_status check_attention_desc(const msa_attention_desc *caller_desc, msa_atten
     TRY(check_range("num_kv_heads", desc->num_kv_heads, 1, 1024));
     TRY(check_range("num_q_heads", desc->num_q_heads, 1, 16384));
     if (desc->num_q_heads % desc->num_kv_heads)
-        return INVALID("num_q_heads = %d: must be a multiple of num_kv_heads = %d", (int)desc->num_q_heads, (int)desc->num_kv_heads);
+        return INVALID("num_q_heads = %d: must be a multiple of num_kv_heads = %d", (int)desc->num_q_heads,
+                       (int)desc->num_kv_heads);
     if (desc->num_q_heads / desc->num_kv_heads > MSA_MAX_GQA_RATIO)
         return UNSUPPORTED("num_q_heads = %d: with num_kv_heads = %d the ratio must be 1..16", (int)desc->num_q_heads,
                            (int)desc->num_kv_heads);
     if (desc->num_lists == 0)
         desc->num_lists = desc->num_kv_heads;
     if (desc->num_lists < 1 || desc->num_kv_heads % desc->num_lists)
-        return INVALID("num_lists = %d: must be 0 or a divisor of num_kv_heads = %d", (int)desc->num_lists, (int)desc->num_kv_heads);
+        return INVALID("num_lists = %d: must be 0 or a divisor of num_kv_heads = %d", (int)desc->num_lists,
+                       (int)desc->num_kv_heads);
     TRY(check_geometry(desc->head_dim, desc->page_size, desc->causal, desc->topk, desc->precision));
     if (!(isfinite(desc->sm_scale) && desc->sm_scale > 0))
         return INVALID("sm_scale = %g: must be finite and > 0", (double)desc->sm_scale);
@@ -265,13 +276,13 @@ msa_status check_step(const msa_plan *plan, const msa_step *caller_step, msa_ste
         return INVALID("page_table_stride = %lld: must be 0 or at least %zu bytes, max_pages = %d entries",
                        (long long)step->page_table_stride, table_bytes, (int)plan->max_pages);
     if (!plan_is_index(plan))
-        TRY(TENSOR(step, topk, 4, (size_t)plan->attention.topk * 4, INPUT, AXIS(step, topk, head, plan->attention.num_lists),
-                   AXIS(step, topk, row, step->total_q)));
+        TRY(TENSOR(step, topk, 4, (size_t)plan->attention.topk * 4, INPUT,
+                   AXIS(step, topk, head, plan->attention.num_lists), AXIS(step, topk, row, step->total_q)));
     if (plan->workspace_bytes) {
         TRY(check_pointer("workspace", step->workspace, 256));
         if (step->workspace_bytes < plan->workspace_bytes)
-            return INVALID("workspace_bytes = %zu: must be at least %zu, what msa_plan_workspace returns", step->workspace_bytes,
-                           plan->workspace_bytes);
+            return INVALID("workspace_bytes = %zu: must be at least %zu, what msa_plan_workspace returns",
+                           step->workspace_bytes, plan->workspace_bytes);
     }
     return MSA_SUCCESS;
 }
@@ -288,8 +299,8 @@ msa_status check_index_args(const msa_plan *plan, const msa_index_args *caller_a
     TRY(check_range("num_pages", args->num_pages, 0, INT32_MAX));
     TRY(TENSOR(args, index_q, 16, dtype_row_bytes(desc->q_dtype, 128), INPUT, AXIS(args, index_q, row, rows),
                AXIS(args, index_q, head, heads)));
-    TRY(TENSOR(args, index_k, 16, dtype_row_bytes(desc->k_dtype, 128), INPUT, AXIS(args, index_k, page, args->num_pages),
-               AXIS(args, index_k, token, 128)));
+    TRY(TENSOR(args, index_k, 16, dtype_row_bytes(desc->k_dtype, 128), INPUT,
+               AXIS(args, index_k, page, args->num_pages), AXIS(args, index_k, token, 128)));
     if (desc->k_dtype == MSA_NVFP4)
         TRY(TENSOR(args, index_k_scale, 8, 8, INPUT, AXIS(args, index_k_scale, page, args->num_pages),
                    AXIS(args, index_k_scale, token, 128)));
@@ -301,7 +312,8 @@ msa_status check_index_args(const msa_plan *plan, const msa_index_args *caller_a
     else
         TRY(absent("scores", args->scores, "the plan's outputs lack MSA_INDEX_SCORES"));
     if (desc->outputs & MSA_INDEX_SELECTION) {
-        TRY(TENSOR(args, topk, 4, (size_t)desc->topk * 4, OUTPUT, AXIS(args, topk, head, heads), AXIS(args, topk, row, rows)));
+        TRY(TENSOR(args, topk, 4, (size_t)desc->topk * 4, OUTPUT, AXIS(args, topk, head, heads),
+                   AXIS(args, topk, row, rows)));
         if (args->num_valid_pages)
             TRY(check_pointer("num_valid_pages", args->num_valid_pages, 4));
     } else {
@@ -319,22 +331,23 @@ msa_status check_attention_args(const msa_plan *plan, const msa_attention_args *
     if (rows == 0)
         return MSA_SUCCESS;
     TRY(check_range("num_pages", args->num_pages, 0, INT32_MAX));
-    TRY(TENSOR(args, q, 16, dtype_row_bytes(desc->q_dtype, 128), INPUT, AXIS(args, q, row, rows), AXIS(args, q, head, q_heads)));
+    TRY(TENSOR(args, q, 16, dtype_row_bytes(desc->q_dtype, 128), INPUT, AXIS(args, q, row, rows),
+               AXIS(args, q, head, q_heads)));
     size_t kv_bytes = dtype_row_bytes(desc->kv_dtype, 128);
     TRY(TENSOR(args, k, 16, kv_bytes, INPUT, AXIS(args, k, page, args->num_pages), AXIS(args, k, head, kv_heads),
                AXIS(args, k, token, 128)));
     TRY(TENSOR(args, v, 16, kv_bytes, INPUT, AXIS(args, v, page, args->num_pages), AXIS(args, v, head, kv_heads),
                AXIS(args, v, token, 128)));
     if (desc->kv_dtype == MSA_NVFP4) {
-        TRY(TENSOR(args, k_scale, 8, 8, INPUT, AXIS(args, k_scale, page, args->num_pages), AXIS(args, k_scale, head, kv_heads),
-                   AXIS(args, k_scale, token, 128)));
+        TRY(TENSOR(args, k_scale, 8, 8, INPUT, AXIS(args, k_scale, page, args->num_pages),
+                   AXIS(args, k_scale, head, kv_heads), AXIS(args, k_scale, token, 128)));
         if (desc->v_scale_order == MSA_SCALE_QUAD) {
             args->v_scale_token_stride = 0;
             TRY(TENSOR(args, v_scale, 8, 1024, INPUT, AXIS(args, v_scale, page, args->num_pages),
                        AXIS(args, v_scale, head, kv_heads)));
         } else {
-            TRY(TENSOR(args, v_scale, 8, 8, INPUT, AXIS(args, v_scale, page, args->num_pages), AXIS(args, v_scale, head, kv_heads),
-                       AXIS(args, v_scale, token, 128)));
+            TRY(TENSOR(args, v_scale, 8, 8, INPUT, AXIS(args, v_scale, page, args->num_pages),
+                       AXIS(args, v_scale, head, kv_heads), AXIS(args, v_scale, token, 128)));
         }
         if (args->k_global_scale)
             TRY(check_pointer("k_global_scale", args->k_global_scale, 4));
@@ -356,11 +369,12 @@ msa_status check_attention_args(const msa_plan *plan, const msa_attention_args *
     TRY(check_factor("k_descale", "k_descale_stride", args->k_descale, &args->k_descale_stride, desc->num_kv_heads));
     TRY(check_factor("v_descale", "v_descale_stride", args->v_descale, &args->v_descale_stride, desc->num_kv_heads));
     if (desc->partials) {
-        TRY(TENSOR(args, o_partial, 16, 256, OUTPUT, AXIS(args, o_partial, split, desc->topk), AXIS(args, o_partial, row, rows),
-                   AXIS(args, o_partial, head, q_heads)));
-        TRY(TENSOR(args, lse_partial, 4, 4, OUTPUT, AXIS(args, lse_partial, split, desc->topk), AXIS(args, lse_partial, row, rows),
-                   AXIS(args, lse_partial, head, q_heads)));
-        TRY(TENSOR(args, split_counts, 4, 4, OUTPUT, AXIS(args, split_counts, row, rows), AXIS(args, split_counts, head, kv_heads)));
+        TRY(TENSOR(args, o_partial, 16, 256, OUTPUT, AXIS(args, o_partial, split, desc->topk),
+                   AXIS(args, o_partial, row, rows), AXIS(args, o_partial, head, q_heads)));
+        TRY(TENSOR(args, lse_partial, 4, 4, OUTPUT, AXIS(args, lse_partial, split, desc->topk),
+                   AXIS(args, lse_partial, row, rows), AXIS(args, lse_partial, head, q_heads)));
+        TRY(TENSOR(args, split_counts, 4, 4, OUTPUT, AXIS(args, split_counts, row, rows),
+                   AXIS(args, split_counts, head, kv_heads)));
         TRY(absent("out", args->out, "the plan has partials"));
         return absent("lse", args->lse, "the plan has partials");
     }
@@ -395,7 +409,9 @@ msa_status check_topk_args(const msa_topk_args *caller_args, msa_topk_args *args
 static msa_status check_half(const char *name, msa_dtype dtype)
 {
     TRY(check_dtype(name, dtype));
-    return dtype == MSA_BF16 || dtype == MSA_FP16 ? MSA_SUCCESS : UNSUPPORTED("%s = %s: must be BF16 or FP16", name, dtype_name(dtype));
+    return dtype == MSA_BF16 || dtype == MSA_FP16
+               ? MSA_SUCCESS
+               : UNSUPPORTED("%s = %s: must be BF16 or FP16", name, dtype_name(dtype));
 }
 
 static msa_status check_float(const char *name, msa_dtype dtype)
@@ -415,16 +431,17 @@ msa_status check_combine_args(const msa_combine_args *caller_args, struct merge_
     TRY(check_range("num_q_heads", args->num_q_heads, 1, 16384));
     TRY(check_range("num_kv_heads", args->num_kv_heads, 1, 1024));
     if (args->num_q_heads % args->num_kv_heads)
-        return INVALID("num_q_heads = %d: must be a multiple of num_kv_heads = %d", (int)args->num_q_heads, (int)args->num_kv_heads);
+        return INVALID("num_q_heads = %d: must be a multiple of num_kv_heads = %d", (int)args->num_q_heads,
+                       (int)args->num_kv_heads);
     TRY(check_half("o_partial_dtype", args->o_partial_dtype));
     if (args->out_dtype == MSA_DTYPE_DEFAULT)
         args->out_dtype = args->o_partial_dtype;
     TRY(check_half("out_dtype", args->out_dtype));
     int64_t rows = args->rows, heads = args->num_q_heads;
-    TRY(TENSOR(args, o_partial, 16, 256, INPUT, AXIS(args, o_partial, split, args->num_splits), AXIS(args, o_partial, row, rows),
-               AXIS(args, o_partial, head, heads)));
-    TRY(TENSOR(args, lse_partial, 4, 4, INPUT, AXIS(args, lse_partial, split, args->num_splits), AXIS(args, lse_partial, row, rows),
-               AXIS(args, lse_partial, head, heads)));
+    TRY(TENSOR(args, o_partial, 16, 256, INPUT, AXIS(args, o_partial, split, args->num_splits),
+               AXIS(args, o_partial, row, rows), AXIS(args, o_partial, head, heads)));
+    TRY(TENSOR(args, lse_partial, 4, 4, INPUT, AXIS(args, lse_partial, split, args->num_splits),
+               AXIS(args, lse_partial, row, rows), AXIS(args, lse_partial, head, heads)));
     TRY(TENSOR(args, split_counts, 4, 4, INPUT | OPTIONAL, AXIS(args, split_counts, row, rows),
                AXIS(args, split_counts, head, args->num_kv_heads)));
     TRY(TENSOR(args, out, 16, 256, OUTPUT, AXIS(args, out, row, rows), AXIS(args, out, head, heads)));
@@ -444,13 +461,14 @@ msa_status check_combine_args(const msa_combine_args *caller_args, struct merge_
                               .lse_row_stride = args->lse_row_stride,
                               .lse_head_stride = args->lse_head_stride};
     for (int s = 0; rows && s < args->num_splits; s++)
-        job->states[s] = (msa_merge_state){.out = (const char *)args->o_partial + s * args->o_partial_split_stride,
-                                           .out_row_stride = args->o_partial_row_stride,
-                                           .out_head_stride = args->o_partial_head_stride,
-                                           .out_dtype = args->o_partial_dtype,
-                                           .lse = (const float *)((const char *)args->lse_partial + s * args->lse_partial_split_stride),
-                                           .lse_row_stride = args->lse_partial_row_stride,
-                                           .lse_head_stride = args->lse_partial_head_stride};
+        job->states[s] = (msa_merge_state){
+            .out = (const char *)args->o_partial + s * args->o_partial_split_stride,
+            .out_row_stride = args->o_partial_row_stride,
+            .out_head_stride = args->o_partial_head_stride,
+            .out_dtype = args->o_partial_dtype,
+            .lse = (const float *)((const char *)args->lse_partial + s * args->lse_partial_split_stride),
+            .lse_row_stride = args->lse_partial_row_stride,
+            .lse_head_stride = args->lse_partial_head_stride};
     return MSA_SUCCESS;
 }
 
@@ -466,23 +484,30 @@ msa_status check_merge_args(const msa_merge_args *caller_args, struct merge_job 
         args->out_dtype = args->states[0].out_dtype;
     TRY(check_float("out_dtype", args->out_dtype));
     int64_t rows = args->rows, heads = args->num_q_heads;
-    *job = (struct merge_job){.num_states = args->num_states, .rows = rows, .num_q_heads = args->num_q_heads, .num_kv_heads = 1};
+    *job = (struct merge_job){
+        .num_states = args->num_states, .rows = rows, .num_q_heads = args->num_q_heads, .num_kv_heads = 1};
     for (int s = 0; s < args->num_states; s++) {
         msa_merge_state *state = &job->states[s];
         *state = args->states[s];
         char name[6][48];
-        static const char *const fields[6] = {"out", "out_row_stride", "out_head_stride", "lse", "lse_row_stride", "lse_head_stride"};
+        static const char *const fields[6] = {"out", "out_row_stride", "out_head_stride",
+                                              "lse", "lse_row_stride", "lse_head_stride"};
         for (int i = 0; i < 6; i++)
             snprintf(name[i], sizeof name[i], "states[%d].%s", s, fields[i]);
         char dtype_field[48];
         snprintf(dtype_field, sizeof dtype_field, "states[%d].out_dtype", s);
         TRY(check_float(dtype_field, state->out_dtype));
-        TRY(check_tensor(name[0], state->out, 16, dtype_row_bytes(state->out_dtype, 128),
-                         (const struct axis[]){{name[1], &state->out_row_stride, rows}, {name[2], &state->out_head_stride, heads}}, 2, INPUT));
-        TRY(check_tensor(name[3], state->lse, 4, 4,
-                         (const struct axis[]){{name[4], &state->lse_row_stride, rows}, {name[5], &state->lse_head_stride, heads}}, 2, INPUT));
+        TRY(check_tensor(
+            name[0], state->out, 16, dtype_row_bytes(state->out_dtype, 128),
+            (const struct axis[]){{name[1], &state->out_row_stride, rows}, {name[2], &state->out_head_stride, heads}},
+            2, INPUT));
+        TRY(check_tensor(
+            name[3], state->lse, 4, 4,
+            (const struct axis[]){{name[4], &state->lse_row_stride, rows}, {name[5], &state->lse_head_stride, heads}},
+            2, INPUT));
     }
-    TRY(TENSOR(args, out, 16, dtype_row_bytes(args->out_dtype, 128), OUTPUT, AXIS(args, out, row, rows), AXIS(args, out, head, heads)));
+    TRY(TENSOR(args, out, 16, dtype_row_bytes(args->out_dtype, 128), OUTPUT, AXIS(args, out, row, rows),
+               AXIS(args, out, head, heads)));
     TRY(TENSOR(args, lse, 4, 4, OUTPUT | OPTIONAL, AXIS(args, lse, row, rows), AXIS(args, lse, head, heads)));
     job->out_dtype = args->out_dtype;
     job->out = args->out;
@@ -528,10 +553,12 @@ msa_status check_convert_args(const msa_convert_args *caller_args, msa_convert_a
     bool widens;
     switch (args->src_dtype) {
     case MSA_NVFP4:
-        widens = args->dst_dtype == MSA_E4M3 || args->dst_dtype == MSA_BF16 || args->dst_dtype == MSA_FP16 || args->dst_dtype == MSA_F32;
+        widens = args->dst_dtype == MSA_E4M3 || args->dst_dtype == MSA_BF16 || args->dst_dtype == MSA_FP16 ||
+                 args->dst_dtype == MSA_F32;
         break;
     case MSA_E4M3:
-        widens = args->dst_dtype == MSA_E4M3 || args->dst_dtype == MSA_BF16 || args->dst_dtype == MSA_FP16 || args->dst_dtype == MSA_F32;
+        widens = args->dst_dtype == MSA_E4M3 || args->dst_dtype == MSA_BF16 || args->dst_dtype == MSA_FP16 ||
+                 args->dst_dtype == MSA_F32;
         break;
     case MSA_BF16:
     case MSA_FP16:
@@ -541,8 +568,10 @@ msa_status check_convert_args(const msa_convert_args *caller_args, msa_convert_a
         widens = false;
     }
     if (!widens)
-        return UNSUPPORTED("src_dtype = %s with dst_dtype = %s: must be E4M3 or NVFP4 to E4M3, BF16, FP16 or F32, or BF16 or FP16 to "
-                           "itself or F32", dtype_name(args->src_dtype), dtype_name(args->dst_dtype));
+        return UNSUPPORTED(
+            "src_dtype = %s with dst_dtype = %s: must be E4M3 or NVFP4 to E4M3, BF16, FP16 or F32, or BF16 or FP16 to "
+            "itself or F32",
+            dtype_name(args->src_dtype), dtype_name(args->dst_dtype));
     TRY(TENSOR(args, src, element_alignment(args->src_dtype), dtype_row_bytes(args->src_dtype, args->cols), INPUT,
                AXIS(args, src, row, args->rows)));
     if (args->src_dtype == MSA_NVFP4)
@@ -597,14 +626,19 @@ msa_status check_cache_write_args(const msa_cache_write_args *caller_args, msa_c
     TRY(check_pair("index_k_new", args->index_k_new, "index_k", args->index_k));
 
     size_t source_bytes = dtype_row_bytes(args->src_dtype, 128), source_alignment = element_alignment(args->src_dtype);
-    TRY(TENSOR(args, k_new, source_alignment, source_bytes, INPUT | OPTIONAL, AXIS(args, k_new, row, tokens), AXIS(args, k_new, head, heads)));
-    TRY(TENSOR(args, v_new, source_alignment, source_bytes, INPUT | OPTIONAL, AXIS(args, v_new, row, tokens), AXIS(args, v_new, head, heads)));
-    TRY(TENSOR(args, index_k_new, source_alignment, source_bytes, INPUT | OPTIONAL, AXIS(args, index_k_new, row, tokens)));
+    TRY(TENSOR(args, k_new, source_alignment, source_bytes, INPUT | OPTIONAL, AXIS(args, k_new, row, tokens),
+               AXIS(args, k_new, head, heads)));
+    TRY(TENSOR(args, v_new, source_alignment, source_bytes, INPUT | OPTIONAL, AXIS(args, v_new, row, tokens),
+               AXIS(args, v_new, head, heads)));
+    TRY(TENSOR(args, index_k_new, source_alignment, source_bytes, INPUT | OPTIONAL,
+               AXIS(args, index_k_new, row, tokens)));
     size_t kv_bytes = dtype_row_bytes(args->kv_dtype, 128);
-    TRY(TENSOR(args, k, 16, kv_bytes, OUTPUT | OPTIONAL, AXIS(args, k, page, pages), AXIS(args, k, head, heads), AXIS(args, k, token, 128)));
-    TRY(TENSOR(args, v, 16, kv_bytes, OUTPUT | OPTIONAL, AXIS(args, v, page, pages), AXIS(args, v, head, heads), AXIS(args, v, token, 128)));
-    TRY(TENSOR(args, index_k, 16, dtype_row_bytes(args->index_k_dtype, 128), OUTPUT | OPTIONAL, AXIS(args, index_k, page, pages),
-               AXIS(args, index_k, token, 128)));
+    TRY(TENSOR(args, k, 16, kv_bytes, OUTPUT | OPTIONAL, AXIS(args, k, page, pages), AXIS(args, k, head, heads),
+               AXIS(args, k, token, 128)));
+    TRY(TENSOR(args, v, 16, kv_bytes, OUTPUT | OPTIONAL, AXIS(args, v, page, pages), AXIS(args, v, head, heads),
+               AXIS(args, v, token, 128)));
+    TRY(TENSOR(args, index_k, 16, dtype_row_bytes(args->index_k_dtype, 128), OUTPUT | OPTIONAL,
+               AXIS(args, index_k, page, pages), AXIS(args, index_k, token, 128)));
     bool kv_scales = args->kv_dtype == MSA_NVFP4;
     if (k && kv_scales)
         TRY(TENSOR(args, k_scale, 8, 8, OUTPUT, AXIS(args, k_scale, page, pages), AXIS(args, k_scale, head, heads),
@@ -621,7 +655,8 @@ msa_status check_cache_write_args(const msa_cache_write_args *caller_args, msa_c
         TRY(absent("v_scale", args->v_scale, "only an NVFP4 V cache has block scales"));
     }
     if (index_k && args->index_k_dtype == MSA_NVFP4)
-        TRY(TENSOR(args, index_k_scale, 8, 8, OUTPUT, AXIS(args, index_k_scale, page, pages), AXIS(args, index_k_scale, token, 128)));
+        TRY(TENSOR(args, index_k_scale, 8, 8, OUTPUT, AXIS(args, index_k_scale, page, pages),
+                   AXIS(args, index_k_scale, token, 128)));
     else
         TRY(absent("index_k_scale", args->index_k_scale, "only an NVFP4 index-K cache has block scales"));
     int32_t factors = args->kv_dtype == MSA_NVFP4 ? 1 : args->num_kv_heads;

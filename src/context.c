@@ -51,13 +51,16 @@ msa_status msa_context_create(const msa_context_options *caller_options, msa_con
             return status;
     }
     if (options.device < MSA_DEVICE_CPU)
-        return fail(MSA_ERROR_INVALID_ARGUMENT, "device = %d: must be -1 (CPU) or a CUDA ordinal >= 0", (int)options.device);
+        return fail(MSA_ERROR_INVALID_ARGUMENT, "device = %d: must be -1 (CPU) or a CUDA ordinal >= 0",
+                    (int)options.device);
     if (options.num_threads < 0 || options.num_threads > 1024)
-        return fail(MSA_ERROR_INVALID_ARGUMENT, "num_threads = %d: must be 0 (default) or 1..1024", (int)options.num_threads);
+        return fail(MSA_ERROR_INVALID_ARGUMENT, "num_threads = %d: must be 0 (default) or 1..1024",
+                    (int)options.num_threads);
     if (options.parallel_for && !options.num_threads)
         return fail(MSA_ERROR_INVALID_ARGUMENT, "num_threads = 0: must be given with parallel_for");
     if (!options.alloc != !options.free)
-        return fail(MSA_ERROR_INVALID_ARGUMENT, "%s = NULL: alloc and free must be given together", options.alloc ? "free" : "alloc");
+        return fail(MSA_ERROR_INVALID_ARGUMENT, "%s = NULL: alloc and free must be given together",
+                    options.alloc ? "free" : "alloc");
 
     msa_alloc_fn *alloc = options.alloc ? options.alloc : default_alloc;
     msa_context *made = alloc(options.alloc_data, sizeof *made);
@@ -81,7 +84,8 @@ msa_status msa_context_create(const msa_context_options *caller_options, msa_con
 #ifdef MSA_WITH_CUDA
         status = cuda_context_init(made, &options);
 #else
-        status = fail(MSA_ERROR_NO_DEVICE, "device = %d: this build of libmsa has no CUDA backend", (int)options.device);
+        status =
+            fail(MSA_ERROR_NO_DEVICE, "device = %d: this build of libmsa has no CUDA backend", (int)options.device);
 #endif
     if (status) {
         context_free(made, made);
@@ -124,5 +128,6 @@ msa_status msa_kernel_get(const msa_context *context, size_t index, msa_kernel_i
     count += cuda_kernel_get(context, index - count, info); /* wraps, and so fills nothing, for a kernel of the CPU */
 #endif
     return index < count ? MSA_SUCCESS
-                         : fail(MSA_ERROR_INVALID_ARGUMENT, "index = %zu: must be less than %zu, the number of kernels", index, count);
+                         : fail(MSA_ERROR_INVALID_ARGUMENT, "index = %zu: must be less than %zu, the number of kernels",
+                                index, count);
 }

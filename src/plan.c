@@ -41,7 +41,8 @@ msa_status plan_create(msa_context *context, enum plan_operation operation, cons
     if (context->log) {
         char line[384];
         snprintf(line, sizeof line, "%s plan: kernels %s, strategy %s, %d splits, workspace %zu bytes",
-                 plan_operation_name(operation), made->kernels, made->strategy, (int)made->num_splits, made->workspace_bytes);
+                 plan_operation_name(operation), made->kernels, made->strategy, (int)made->num_splits,
+                 made->workspace_bytes);
         context->log(context->log_data, line);
     }
     *plan = made;

@@ -5,10 +5,11 @@
  *
  * Per lane (query head) and page:
  *   s[key] = dot(K[key], q), m = max s over the visible keys
- *   p[key] = 2^((s - m)*scale), P = p rounded: to E4M3 after a factor 448, or to BF16 or FP16. (s - m first, so that p of
- *            the largest key is exactly 1, however large the logits are.)
+ *   p[key] = 2^((s - m)*scale), P = p rounded: to E4M3 after a factor 448, or to BF16 or FP16. (s - m first, so that p
+ *            of the largest key is exactly 1, however large the logits are.)
  *   l = sum of the unrounded p (even and odd keys apart), o = sum over keys of P*V
- * and merged into the state with the running maximum M: M' = max(M, m), acc = acc*2^((M-M')*scale) + o*2^((m-M')*scale), sum alike.
+ * and merged into the state with the running maximum M: M' = max(M, m),
+ *   acc = acc*2^((M-M')*scale) + o*2^((m-M')*scale), and the sum alike.
  * The maximum that P is relative to is the page's own, so P does not depend on the order or the split of pages.
  */
 #include "exp2.h"
@@ -42,7 +43,8 @@ static void page_scores(const float *k, const float *q, int keys, float (*scores
 
 /* Scores become P in place; gives the page's maximum and sum. A score of -inf cannot come from finite
  * operands: the row must not look right, so its sum turns NaN. */
-static void page_softmax(float (*scores)[UNIT_LANES], int keys, struct exp2_scale scale, enum cpu_rounding rounding, float *max, float *sum)
+static void page_softmax(float (*scores)[UNIT_LANES], int keys, struct exp2_scale scale, enum cpu_rounding rounding,
+                         float *max, float *sum)
 {
     float factor = rounding == ROUND_E4M3 ? 448.0f : 1.0f;
     for (int lane = 0; lane < UNIT_LANES; lane++) {
@@ -65,7 +67,8 @@ static void page_softmax(float (*scores)[UNIT_LANES], int keys, struct exp2_scal
 
 static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, const struct cpu_visit *visit)
 {
-    float p[128][UNIT_LANES], page_max[UNIT_LANES], page_sum[UNIT_LANES], old_weight[UNIT_LANES], page_weight[UNIT_LANES];
+    float p[128][UNIT_LANES], page_max[UNIT_LANES], page_sum[UNIT_LANES], old_weight[UNIT_LANES],
+        page_weight[UNIT_LANES];
     float *max = tile->max + visit->unit * UNIT_LANES, *sum = tile->sum + visit->unit * UNIT_LANES;
     float *acc = tile->acc + visit->unit * 128 * UNIT_LANES;
     page_scores(k, (const float *)tile->q + visit->unit * 128 * UNIT_LANES, visit->keys, p);
@@ -88,7 +91,8 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
             }
         for (int lane = 0; lane < UNIT_LANES; lane++)
             if (visit->lanes >> lane & 1)
-                acc[d * UNIT_LANES + lane] = fmaf(acc[d * UNIT_LANES + lane], old_weight[lane], out[lane] * page_weight[lane]);
+                acc[d * UNIT_LANES + lane] =
+                    fmaf(acc[d * UNIT_LANES + lane], old_weight[lane], out[lane] * page_weight[lane]);
     }
 }
 
@@ -107,7 +111,7 @@ void finish_c(const float *acc, const float *factor, int num_lanes, msa_dtype ou
 {
     for (int lane = 0; lane < num_lanes; lane++)
         for (int d = 0; out[lane] && d < 128; d++) {
-            /* An infinite V that the row sees must give NaN, as every other non-finite input does, and every NaN the same. */
+            /* An infinite V that the row sees must give NaN, as every other non-finite input does; all NaN the same. */
             float a = acc[d * UNIT_LANES + lane], x = a * factor[lane];
             x = isfinite(a) && !isnan(x) ? x : NAN;
             ((uint16_t *)out[lane])[d] = out_dtype == MSA_FP16 ? f32_to_fp16(x) : f32_to_bf16(x);

@@ -171,8 +171,7 @@ void convert_v_e4m3_avx512(const struct cpu_rows *rows, int slice, int keys, voi
     convert_v(halves, 0, keys, operand, false, FORMAT_E4M3);
 }
 
-/* ------------------------------------------------------------------------------------------------ K with keys as
- * lanes */
+/* ------------------------------------------------------------------------------------------------ K turned */
 
 INLINE void turn(cpu_convert_fn *convert_slice, const struct cpu_rows *rows, int slice, int keys, float *operand)
 {

@@ -51,8 +51,7 @@ void convert_v_bf16_avx512bf16(const struct cpu_rows *rows, int slice, int keys,
 
 /* ------------------------------------------------------------------------------------------------ E4M3 */
 
-/* The low and the high bytes of 64 BF16 values. The permutation ignores the sign bit of the codes, the index's eighth.
- * */
+/* The low and the high bytes of 64 BF16 values. The permutation ignores the codes' sign bit, the index's eighth. */
 struct planes {
     __m512i low, high;
 };
@@ -180,8 +179,7 @@ INLINE void convert_v_nvfp4(const struct cpu_rows rows, int slice, int keys, uin
 CONVERT_NVFP4(nvfp4_e4m3)
 CONVERT_NVFP4(nvfp4_exact)
 
-/* ------------------------------------------------------------------------------------------------ K with keys as
- * lanes */
+/* ------------------------------------------------------------------------------------------------ K turned */
 
 /* All slices that are turned are whole. */
 void convert_turned_bf16_avx512bf16(const struct cpu_rows *rows, int slice, int keys, void *operand)

@@ -40,7 +40,8 @@ static float e4m3_at(const struct cpu_rows *rows, int key, int d)
 static float nvfp4_exact_at(const struct cpu_rows *rows, int key, int d)
 {
     int g = d / 16;
-    uint8_t scale = rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4] : rows->scale[key * rows->scale_token_stride + g];
+    uint8_t scale = rows->scale_quad ? rows->scale[key / 4 * 32 + g * 4 + key % 4]
+                                     : rows->scale[key * rows->scale_token_stride + g];
     uint8_t codes = rows->data[key * rows->token_stride + d / 2];
     return nvfp4_to_f32(d % 2 ? codes >> 4 : codes & 15, scale);
 }

@@ -132,8 +132,7 @@ static void sort_entries(uint32_t (*entries)[MAX_ENTRIES], int n)
     }
 }
 
-/* Collects what the tile's rows see, sorted and without repetitions; counts it per row. Returns the number of entries.
- * */
+/* Collects what the tile's rows see, sorted and without repetitions; counts it per row. Returns how many. */
 static int collect_entries(const struct attention_run *run, const struct tile *tile, struct thread_memory *memory)
 {
     const msa_plan *plan = run->plan;

@@ -17,7 +17,8 @@ static void quantise_e4m3(const void *src, enum cpu_source source, int64_t n, fl
         codes[i] = f32_to_e4m3(load(src, source, i) / descale);
 }
 
-static void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float global_scale, uint8_t *codes, uint8_t *scales)
+static void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float global_scale, uint8_t *codes,
+                           uint8_t *scales)
 {
     for (int64_t block = 0; block < n / 16; block++) {
         float x[16], amax = 0;
@@ -33,7 +34,8 @@ static void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, f
         for (int i = 0; i < 8; i++) {
             uint8_t pair = 0;
             if (scale > 0) /* not 0, not NaN */
-                pair = (uint8_t)(f32_to_e2m1(x[2 * i] / global_scale / scale) | f32_to_e2m1(x[2 * i + 1] / global_scale / scale) << 4);
+                pair = (uint8_t)(f32_to_e2m1(x[2 * i] / global_scale / scale) |
+                                 f32_to_e2m1(x[2 * i + 1] / global_scale / scale) << 4);
             codes[block * 8 + i] = pair;
         }
     }

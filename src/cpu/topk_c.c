@@ -3,8 +3,8 @@
  * topk_c.c - keeps the best pages of a row by insertion. Portable C, the definition.
  *
  * A page's 64-bit key is its score's bits, mapped so that unsigned order is numeric order with -0 as +0 and NaN lowest,
- * above the complement of its id, so that a larger key is the better page and equal scores prefer the lower page. A score
- * of -inf is no candidate.
+ * above the complement of its id, so that a larger key is the better page and equal scores prefer the lower page. A
+ * score of -inf is no candidate.
  */
 #include "../number.h"
 #include "kernels.h"
@@ -20,7 +20,8 @@ void topk_c(struct cpu_best *best, const float *scores, int32_t first_page, int3
 {
     for (int32_t i = 0; i < num_pages; i++) {
         uint64_t key = page_key(scores[i], first_page + i);
-        if (scores[i] == -INFINITY || best->want == 0 || (best->count == best->want && key <= best->key[best->want - 1]))
+        if (scores[i] == -INFINITY || best->want == 0 ||
+            (best->count == best->want && key <= best->key[best->want - 1]))
             continue;
         int32_t slot = best->count < best->want ? best->count++ : best->want - 1;
         for (; slot > 0 && best->key[slot - 1] < key; slot--)
