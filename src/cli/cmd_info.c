@@ -2,7 +2,7 @@
  *
  * cmd_info.c - msa info: devices, instruction sets, kernels; as text, as JSON, or as the support matrix in Markdown.
  */
-#include "cli.h"
+#include "axes.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -14,8 +14,6 @@ static struct poptOption option_table[] = {
     {"json", 0, POPT_ARG_NONE, &as_json, 0, "print one JSON object", NULL},
     {"markdown", 0, POPT_ARG_NONE, &as_markdown, 0, "print the matrix of kernels as a Markdown table", NULL},
     POPT_AUTOHELP POPT_TABLEEND};
-
-static const char *const isa_names[] = {"c", "avx2", "avx512", "avx512bf16", "amx", "neon", NULL};
 
 static bool isa_is_available(const char *isa)
 {
@@ -48,7 +46,7 @@ static void print_text(const msa_context *cpu, const msa_context_info *info)
 {
     printf("msa %s\n\ncpu: %s, %d threads, instruction set %s (available:", msa_version(), info->device_name,
            info->num_threads, info->isa);
-    for (int i = 0; isa_names[i]; i++) {
+    for (int i = 1; isa_names[i]; i++) { /* all but "best" */
         if (isa_is_available(isa_names[i]))
             printf(" %s", isa_names[i]);
     }
@@ -91,7 +89,7 @@ static int print_json(const msa_context *cpu, const msa_context_info *info)
         failed |= json_array_append_new(devices, describe_device(name, &device));
         msa_context_destroy(cuda);
     }
-    for (int i = 0; isa_names[i]; i++) {
+    for (int i = 1; isa_names[i]; i++) { /* all but "best" */
         if (isa_is_available(isa_names[i]))
             failed |= json_array_append_new(isas, json_string(isa_names[i]));
     }
