@@ -68,19 +68,36 @@ static size_t align_up(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
-msa_status cpu_index_plan(msa_plan *plan)
+static void add_name(msa_plan *plan, void (*function)(void))
+{
+    size_t used = strlen(plan->kernels);
+    snprintf(plan->kernels + used, sizeof plan->kernels - used, "%s%s", used ? ", " : "", cpu_kernel_name(function));
+}
+
+/* The main kernel first: that of few rows for decode. Either can meet a tile of the other's size. */
+static void name_kernels(msa_plan *plan)
 {
     const msa_index_desc *desc = &plan->index;
     const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
-    bool few = plan->operation == PLAN_INDEX_DECODE && desc->num_index_heads <= INDEX_FEW;
-    struct index_kernel kernel = choose_kernel(plan->context, few);
-    enum cpu_operand operand = kernel.operand;
-    plan->kernel = cpu_kernel_name((void (*)(void))kernel.function);
-    snprintf(plan->kernels, sizeof plan->kernels, "%s, %s, %s%s%s", plan->kernel,
-             cpu_kernel_name((void (*)(void))kernel.convert[storage_format(desc->k_dtype)]),
-             cpu_kernel_name((void (*)(void))kernels->pack[operand][storage_format(desc->q_dtype)]),
-             desc->outputs & MSA_INDEX_SELECTION ? ", " : "",
-             desc->outputs & MSA_INDEX_SELECTION ? cpu_kernel_name((void (*)(void))kernels->select) : "");
+    bool can_be_few = desc->num_index_heads <= INDEX_FEW, decode = plan->operation == PLAN_INDEX_DECODE;
+    const struct index_kernel main_kernel = choose_kernel(plan->context, can_be_few && decode),
+                              other = choose_kernel(plan->context, can_be_few && !decode);
+    plan->kernel = cpu_kernel_name((void (*)(void))main_kernel.function);
+    add_name(plan, (void (*)(void))main_kernel.function);
+    add_name(plan, (void (*)(void))main_kernel.convert[storage_format(desc->k_dtype)]);
+    add_name(plan, (void (*)(void))kernels->pack[main_kernel.operand][storage_format(desc->q_dtype)]);
+    if (other.function != main_kernel.function) {
+        add_name(plan, (void (*)(void))other.function);
+        add_name(plan, (void (*)(void))other.convert[storage_format(desc->k_dtype)]);
+    }
+    if (desc->outputs & MSA_INDEX_SELECTION)
+        add_name(plan, (void (*)(void))kernels->select);
+}
+
+msa_status cpu_index_plan(msa_plan *plan)
+{
+    const msa_index_desc *desc = &plan->index;
+    name_kernels(plan);
     plan->strategy = "query-major";
     plan->precision = "exact";
     plan->query_tile = TILE_ROWS / desc->num_index_heads;
