@@ -47,20 +47,26 @@ foreach(arch IN LISTS cuda_archs)
 endforeach()
 set(cuda_targets_sm90 -gencode=arch=compute_90a,code=sm_90a) # <name>_sm90.cu; not used if 90a is not in the list
 
-set(MSA_CUDA_OBJECTS)
-foreach(source IN LISTS MSA_CUDA_SOURCES)
-    get_filename_component(name ${source} NAME)
-    set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
-    set(targets ${cuda_targets})
-    if(name MATCHES "_sm90\\.cu$")
-        set(targets ${cuda_targets_sm90} -Xptxas=-Werror)
-    endif()
-    add_custom_command(OUTPUT ${object} DEPFILE ${object}.d MAIN_DEPENDENCY ${CMAKE_CURRENT_SOURCE_DIR}/${source} VERBATIM
-                       COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-                       COMMAND ${MSA_NVCC} ${cuda_flags} ${targets} -MD -MF ${object}.d -MT ${object} -o ${object}
-                               -c ${CMAKE_CURRENT_SOURCE_DIR}/${source})
-    list(APPEND MSA_CUDA_OBJECTS ${object})
-endforeach()
+# msa_cuda_objects(VARIABLE SOURCE...): rules for the objects, and their names.
+function(msa_cuda_objects variable)
+    set(objects)
+    foreach(source IN LISTS ARGN)
+        get_filename_component(name ${source} NAME)
+        set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
+        set(targets ${cuda_targets})
+        if(name MATCHES "_sm90\\.cu$")
+            set(targets ${cuda_targets_sm90} -Xptxas=-Werror)
+        endif()
+        add_custom_command(OUTPUT ${object} DEPFILE ${object}.d MAIN_DEPENDENCY ${CMAKE_CURRENT_SOURCE_DIR}/${source} VERBATIM
+                           COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
+                           COMMAND ${MSA_NVCC} ${cuda_flags} ${targets} -MD -MF ${object}.d -MT ${object} -o ${object}
+                                   -c ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+        list(APPEND objects ${object})
+    endforeach()
+    set(${variable} ${objects} PARENT_SCOPE)
+endfunction()
+
+msa_cuda_objects(MSA_CUDA_OBJECTS ${MSA_CUDA_SOURCES})
 add_custom_target(msa_cuda DEPENDS ${MSA_CUDA_OBJECTS}) # one rule for both libraries to wait for
 
 list(JOIN cuda_archs "," cuda_archs)

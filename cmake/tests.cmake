@@ -103,6 +103,8 @@ add_executable(checkkernel
     tests/check_formats.c
     tests/check_index.c
     tests/check_oracle.c
+    tests/check_probability.c
+    tests/check_shapes.c
     tests/check_topk.c
     tests/checkkernel.c)
 target_link_libraries(checkkernel PRIVATE msa_test_support)

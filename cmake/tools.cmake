@@ -5,6 +5,11 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(POPT REQUIRED IMPORTED_TARGET popt)
 
+set(cli_cuda_objects)
+if(MSA_CUDA_ENABLED)
+    msa_cuda_objects(cli_cuda_objects src/cli/peak_cuda.cu)
+endif()
+
 # tests/oracle*.c: the right answers that `msa make --with-expected` writes.
 add_library(msa_cli STATIC
     src/cli/axes.c
@@ -37,7 +42,8 @@ add_library(msa_cli STATIC
     src/cli/visible.c
     src/cli/workload.c
     tests/oracle.c
-    tests/oracle_numbers.c)
+    tests/oracle_numbers.c
+    ${cli_cuda_objects})
 target_include_directories(msa_cli PUBLIC src src/cli PRIVATE tests)
 target_compile_options(msa_cli PRIVATE ${openmp_flags})
 target_link_libraries(msa_cli PUBLIC msa_static msa_build PkgConfig::JANSSON PkgConfig::POPT)

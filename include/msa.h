@@ -244,7 +244,9 @@ typedef struct msa_plan_info {
 /* The strings live as long as the plan. */
 MSA_API msa_status msa_plan_get_info(const msa_plan *plan, msa_plan_info *info);
 /* Bytes of workspace that every step within the plan's capacity needs (0 is possible). 0 for NULL. Grows with every
- * capacity; on a CPU the size for prefill depends on threads and tile only, not on max_total_q or max_kv_len. */
+ * capacity; on a CPU the size for prefill depends on threads and tile only, not on max_total_q or max_kv_len. On a GPU an
+ * index plan whose outputs lack MSA_INDEX_SCORES keeps the scores of a whole step there: 4*H*max_total_q*max_pages bytes
+ * (8192 queries over 1M tokens, 4 heads: 1 GiB). Where that is too much, plan for fewer rows and run a step in parts. */
 MSA_API size_t msa_plan_workspace(const msa_plan *plan);
 /* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it; prepare and run set it. */
 MSA_API msa_status msa_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream);
@@ -537,8 +539,9 @@ typedef struct msa_convert_args {
 MSA_API msa_status msa_convert(msa_context *context, const msa_convert_args *args, msa_stream stream);
 
 /* Appends new tokens' K, V and index-K to caches, by slot. N = tokens. Any of the three may be left out (source and cache
- * both NULL). A slot is physical page*128 + offset; negative, or at or past num_pages*128: that token is skipped. Slots
- * that are given twice leave the later token's value on a CPU, and either one's on a GPU.
+ * both NULL). A slot is physical page*128 + offset; negative, or at or past num_pages*128: that token is skipped. A slot
+ * that is given twice holds the later token's value on a CPU; on a GPU each of its bytes is one of those tokens', not the
+ * same in every run, and not of one token alone. Other slots are not touched by that.
  * Source dtypes F32, BF16, FP16 go to any cache dtype: to BF16 and FP16 by round-to-nearest-even, to E4M3 and NVFP4 as by
  * msa_quantise (one block = 16 head-dim elements of one token). A source that has the cache's own dtype E4M3 is copied. */
 typedef struct msa_cache_write_args {

@@ -110,8 +110,8 @@ static bool is_given(const int64_t *slots, int count, int64_t slot)
     return false;
 }
 
-/* Slots in any order; some to be skipped; on a CPU some given twice, where the later token stays (a GPU keeps
- * either). */
+/* Slots in any order; some to be skipped; on a CPU some given twice, where the later token stays (check_twice has the
+ * GPU). */
 static const int64_t *make_slots(cache_case *c, random_stream *r)
 {
     int64_t *slots = (int64_t *)(void *)arena_region(&c->t.inputs, TOKENS * sizeof(int64_t), 8)->data;
@@ -184,27 +184,24 @@ static void make_index(cache_case *c, const cache_spec *s)
     a->index_k_scale_token_stride = k.scale_token;
 }
 
-static void cache_test(harness *h, const cache_spec *s, bool timed)
+static void make_args(cache_case *c, const cache_spec *s, random_stream *r)
 {
-    cache_case c = {.t = {.run = run, .check = check, .timed = timed, .same_bits = true},
-                    .args = MSA_CACHE_WRITE_ARGS_INIT};
-    random_stream r = test_random(h);
-    msa_cache_write_args *a = &c.args;
+    msa_cache_write_args *a = &c->args;
     int64_t unused;
     a->tokens = TOKENS;
     a->num_pages = PAGES;
     a->num_kv_heads = s->heads;
     a->src_dtype = s->src;
-    a->slot_mapping = make_slots(&c, &r);
-    a->k_new = make_source(&c, s, s->heads, &a->k_new_row_stride, &a->k_new_head_stride, &r);
-    a->v_new = make_source(&c, s, s->heads, &a->v_new_row_stride, &a->v_new_head_stride, &r);
-    a->index_k_new = make_source(&c, s, 1, &a->index_k_new_row_stride, &unused, &r);
-    make_kv(&c, s);
-    make_index(&c, s);
+    a->slot_mapping = make_slots(c, r);
+    a->k_new = make_source(c, s, s->heads, &a->k_new_row_stride, &a->k_new_head_stride, r);
+    a->v_new = make_source(c, s, s->heads, &a->v_new_row_stride, &a->v_new_head_stride, r);
+    a->index_k_new = make_source(c, s, 1, &a->index_k_new_row_stride, &unused, r);
+    make_kv(c, s);
+    make_index(c, s);
     if (s->scaled && (s->kv == MSA_E4M3 || s->kv == MSA_NVFP4)) {
         int32_t count = s->kv == MSA_E4M3 ? s->heads : 1;
-        a->k_descale = make_factors(&c, 0.3f, count);
-        a->v_descale = make_factors(&c, 1.7f, count);
+        a->k_descale = make_factors(c, 0.3f, count);
+        a->v_descale = make_factors(c, 1.7f, count);
         a->k_descale_stride = a->v_descale_stride = count > 1 ? 4 : MSA_DENSE;
     }
     if (s->without_k)
@@ -213,8 +210,56 @@ static void cache_test(harness *h, const cache_spec *s, bool timed)
         a->v_new = a->v = a->v_scale = NULL;
     if (s->without_index)
         a->index_k_new = a->index_k = a->index_k_scale = NULL;
+}
+
+static void cache_test(harness *h, const cache_spec *s, bool timed)
+{
+    cache_case c = {.t = {.run = run, .check = check, .timed = timed, .same_bits = true},
+                    .args = MSA_CACHE_WRITE_ARGS_INIT};
+    random_stream r = test_random(h);
+    make_args(&c, s, &r);
     mark_written(&c);
     trial_run(h, &c.t);
+    trial_free(&c.t);
+}
+
+/* Slots that are given twice, on a GPU: each byte there is one of the two tokens', and all others are what they would
+ * be. The oracle's first call lets the later token stay, the second has only the earlier one. */
+static void check_twice(harness *h, trial *t)
+{
+    cache_case *c = (cache_case *)t;
+    int64_t slots[TOKENS];
+    const int64_t *given = c->args.slot_mapping;
+    uint8_t *later[MAX_OUTPUTS], *earlier[MAX_OUTPUTS];
+    run_oracle(c, 0xFF, later);
+    for (int i = 0; i < TOKENS; i++)
+        slots[i] = is_given(given, i, given[i]) ? -1 : given[i];
+    c->args.slot_mapping = slots;
+    run_oracle(c, 0xFF, earlier);
+    c->args.slot_mapping = given;
+    for (int i = 0; i < t->num_outputs; i++)
+        for (size_t j = 0; j < t->outputs[i].region->bytes; j++) {
+            uint8_t byte = t->outputs[i].region->data[j];
+            if (byte != later[i][j] && byte != earlier[i][j])
+                test_fail(h, "%s %d, byte %zu: 0x%02x is neither token's, 0x%02x or 0x%02x", t->outputs[i].name, i, j,
+                          byte, earlier[i][j], later[i][j]);
+        }
+    free_copies(c, later);
+    free_copies(c, earlier);
+}
+
+static void twice_test(harness *h, const cache_spec *s)
+{
+    cache_case c = {.t = {.run = run}, .args = MSA_CACHE_WRITE_ARGS_INIT};
+    random_stream r = test_random(h);
+    make_args(&c, s, &r);
+    int64_t *slots = (int64_t *)(void *)arena_region(&c.t.inputs, TOKENS * sizeof(int64_t), 8)->data;
+    for (int i = 0; i < TOKENS; i++) /* the second half repeats slots of the first, in another order */
+        slots[i] = i < TOKENS / 2 ? 7 * i : 7 * (11 * i % (TOKENS / 2));
+    c.args.slot_mapping = slots;
+    mark_written(&c);
+    trial_run_once(h, &c.t, h->levels[0].one);
+    check_twice(h, &c.t);
     trial_free(&c.t);
 }
 
@@ -245,6 +290,12 @@ void check_cache_write(harness *h)
                 cache_test(h, &s, k == 0);
                 test_end(h);
             }
+    for (int j = 0; j < 4 && device_in_use(); j++) {
+        if (!test_begin(h, "cache_write", "twice/%s", format_name(caches[j])))
+            continue;
+        twice_test(h, &(cache_spec){.src = MSA_BF16, .kv = caches[j], .index_k = index_caches[j % 3], .heads = 2});
+        test_end(h);
+    }
     if (test_begin(h, "cache_write", "e4m3-e4m3/copy")) { /* bytes as they are, NaN too */
         cache_test(h,
                    &(cache_spec){.src = MSA_E4M3, .kv = MSA_E4M3, .index_k = MSA_E4M3, .heads = 2, .rows = ROWS_GAPS},

@@ -190,19 +190,35 @@ void check_topk(harness *h)
         topk_test(h, &s);
         test_end(h);
     }
+    /* Widths at which kernels change their way: rows a lane, a warp, a block. */
+    static const int32_t columns[] = {17, 300, 8192, 120, 1024, 1500, 2048, 3000};
     for (int kind = 0; kind < NUM_KINDS; kind++)
-        for (int i = 0; i < 3; i++) {
-            static const int32_t columns[] = {17, 300, 8192};
+        for (int i = 0; i < (int)(sizeof columns / sizeof *columns); i++) {
             if (!test_begin(h, "topk", "scores-%d-%d", kind, i))
                 continue;
             topk_test(h, &(topk_spec){.heads = 1 + i % 2,
                                       .rows = 9,
                                       .columns = columns[i],
-                                      .k = i == 1 ? 32 : 16,
-                                      .init_pages = i,
-                                      .local_pages = 1 + i,
+                                      .k = i % 3 == 1 ? 32 : 16,
+                                      .init_pages = i % 3,
+                                      .local_pages = 1 + i % 3,
                                       .order = (msa_topk_order)(kind % 2),
                                       .kind = (enum score_kind)kind});
             test_end(h);
         }
+    for (int i = 0; i < 24; i++) { /* many rows of each kind beside each other */
+        if (!test_begin(h, "topk", "rows-%d", i))
+            continue;
+        topk_test(h, &(topk_spec){.heads = 1 + i % 3,
+                                  .rows = 200,
+                                  .columns = columns[i % 8],
+                                  .k = 1 + i * 5 % 32,
+                                  .local_pages = 1,
+                                  .order = (msa_topk_order)(i % 2),
+                                  .kind = i < 8    ? NORMAL
+                                          : i < 16 ? FEW_VALUES
+                                                   : MIXED,
+                                  .layout = (row_layout)(i % 3)});
+        test_end(h);
+    }
 }

@@ -138,6 +138,8 @@ static void make_table(trial *t, batch_inputs *b, const batch_spec *spec, random
         last_pages = min_i64((spec->kv_lens[r] + PAGE - 1) / PAGE, b->max_pages);
         needed += last_pages;
     }
+    if (spec->pool)
+        needed = spec->pool + spec->batch;
     b->num_pages = (spec->order == PAGES_ONE ? 0 : needed) + (spec->spare_pages ? spec->spare_pages : 2);
     b->table_pitch = b->max_pages + spec->table_gap;
     int32_t *sequence = page_sequence(b, spec, random), next = 0;
@@ -152,7 +154,11 @@ static void make_table(trial *t, batch_inputs *b, const batch_spec *spec, random
             bool shared =
                 spec->share_pages && r > 0 && (page + 1) * PAGE <= min_i64(spec->kv_lens[0], spec->kv_lens[r]);
             int32_t *entry = &b->page_table[r * b->table_pitch + page];
-            *entry = spec->order == PAGES_ONE ? 1 : shared ? b->page_table[page] : sequence[next++];
+            if (spec->pool) /* a request's last, partial page is its own */
+                *entry =
+                    sequence[(page + 1) * PAGE <= spec->kv_lens[r] ? random_below(random, spec->pool) : spec->pool + r];
+            else
+                *entry = spec->order == PAGES_ONE ? 1 : shared ? b->page_table[page] : sequence[next++];
         }
     free(sequence);
 }

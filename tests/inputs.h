@@ -21,6 +21,7 @@ typedef struct batch_spec {
     int32_t padding_rows;            /* rows of the tensors past the last request */
     bool by_offsets;                 /* gives cu_seqlens_k in place of kv_lens */
     bool share_pages;                /* whole pages lie once for all requests, where request 0 has them */
+    int32_t pool;                    /* not 0: whole pages lie anywhere in so many physical ones, again and again */
     page_order order;                /* physical pages by (request, page); PAGES_ONE: all are physical page 1 */
     int32_t spare_pages;             /* physical pages that nobody uses; 0: 2 */
     int32_t table_gap;               /* entries between two rows of the page table */

@@ -39,6 +39,8 @@ struct subject {
     double flops, bytes; /* useful, a call */
     bool memory_bound;   /* what the fraction of the peak is of */
     bool copies;         /* reads and writes alike: measured against the copy rate */
+    double fp8;          /* GPUs: the part of the flops that FP8 tensor cores do, by the plan's precision */
+    const struct device *device;
     int rotations;
     int (*call)(struct subject *subject, int rotation, double *run, double *total); /* CLI_OK or CLI_BAD */
     int (*finish)(struct subject *subject); /* after the last call: CLI_BAD if the results are not to be trusted */

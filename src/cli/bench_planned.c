@@ -95,6 +95,14 @@ static void **make_rotations(const struct planned *planned, const struct workloa
     return NULL;
 }
 
+/* QK of E4M3 queries is FP8 in `fast` only, PV always; an index has no PV. */
+static double fp8_part(const struct problem *problem, bool fast)
+{
+    if (op_has_attention(problem->op))
+        return problem->q_dtype != MSA_E4M3 ? 0 : fast ? 1 : 0.5;
+    return problem->index_q_dtype == MSA_E4M3 && fast ? 1 : 0;
+}
+
 int planned_open(struct subject *subject, const struct workload *workload, struct device *device,
                  const struct run_options *options)
 {
@@ -109,6 +117,7 @@ int planned_open(struct subject *subject, const struct workload *workload, struc
                                 .precision = "",
                                 .flops = workload->flops,
                                 .bytes = workload->bytes,
+                                .device = device,
                                 .rotations = workload->rotations,
                                 .call = planned_call,
                                 .finish = planned_finish,
@@ -131,6 +140,7 @@ int planned_open(struct subject *subject, const struct workload *workload, struc
     } else {
         subject->precision = x->index_info.precision;
     }
+    subject->fp8 = fp8_part(problem, strcmp(subject->precision, "fast") == 0);
     snprintf(subject->kernel, sizeof(subject->kernel), "%s%s%s", x->attention_plan ? x->attention_info.kernel : "",
              x->attention_plan && x->index_plan ? ", " : "", x->index_plan ? x->index_info.kernel : "");
     subject->memory_bound = x->index_plan && !x->attention_plan && x->decode;

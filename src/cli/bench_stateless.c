@@ -100,6 +100,7 @@ static int stateless_open(struct subject *subject, const char *name, struct devi
                                 .precision = "exact",
                                 .bytes = bytes,
                                 .memory_bound = true,
+                                .device = device,
                                 .rotations = count,
                                 .call = stateless_call,
                                 .finish = stateless_finish,

@@ -54,6 +54,22 @@ static int take_samples(struct subject *subject, const struct bench_options *opt
     return subject->finish(subject);
 }
 
+/* The floor of a GPU is the larger of those of its arithmetic and its memory. */
+static void set_cuda_rates(const struct subject *subject, struct result *result)
+{
+    const double *peaks = cuda_peaks(subject->device->ordinal);
+    if (peaks[CUDA_PEAK_F16] == 0)
+        return;
+    double seconds_a_flop = subject->fp8 / peaks[CUDA_PEAK_FP8] + (1 - subject->fp8) / peaks[CUDA_PEAK_F16];
+    result->peak_gflops = 1 / seconds_a_flop;
+    result->peak_gbps = peaks[subject->copies ? CUDA_PEAK_COPY : CUDA_PEAK_READ];
+    double compute_us = subject->flops / result->peak_gflops * 1e-3,
+           memory_us = subject->bytes / result->peak_gbps * 1e-3;
+    result->memory_bound = memory_us > compute_us;
+    result->floor_us = result->memory_bound ? memory_us : compute_us;
+    result->peak_fraction = result->floor_us / result->median_us;
+}
+
 static void set_rates(const struct subject *subject, int threads, struct result *result)
 {
     double seconds = result->median_us * 1e-6;
@@ -62,8 +78,10 @@ static void set_rates(const struct subject *subject, int threads, struct result 
     result->memory_bound = subject->memory_bound;
     result->gflops = subject->flops / seconds * 1e-9;
     result->gbps = subject->bytes / seconds * 1e-9;
-    if (threads == 0) /* a GPU: its peaks are not measured here */
+    if (!device_is_host(subject->device)) {
+        set_cuda_rates(subject, result);
         return;
+    }
     result->peak_gflops = peak_gflops(subject->kernel, threads);
     result->peak_gbps = peak_rate(subject->copies ? PEAK_COPY : PEAK_READ, threads);
     double work = subject->memory_bound ? subject->bytes : subject->flops;

@@ -93,8 +93,8 @@ static int open_workload(struct bench *bench, const struct point *point, const s
 }
 
 static int open_subject(struct bench *bench, struct subject *subject, const struct point *point,
-                        const struct suite_case *suite_case, struct device *device,
-                        const struct run_options *options, int threads)
+                        const struct suite_case *suite_case, struct device *device, const struct run_options *options,
+                        int threads)
 {
     size_t bytes = footprint(bench, point);
     switch (point->op) {
@@ -252,8 +252,31 @@ static int run_ops(struct bench *bench, const enum bench_op *ops, int num_ops)
 }
 
 /* msa bench peak: the ceilings that results are set against. */
+static int print_cuda_peaks(int32_t ordinal)
+{
+    struct run_options options = RUN_OPTIONS_INIT;
+    struct device device;
+    options.device = ordinal;
+    if (device_open(&device, &options) != CLI_OK)
+        return CLI_BAD;
+    const double *peaks = cuda_peaks(ordinal);
+    for (int p = 0; p < NUM_CUDA_PEAKS; p++)
+        printf(" %9s", cuda_peak_names[p]);
+    printf("\n");
+    for (int p = 0; p < NUM_CUDA_PEAKS; p++)
+        printf(" %9.1f", peaks[p]);
+    printf("\nDense products of tensor cores in GFLOP/s; device memory read, and copy (read + written), in GB/s\n");
+    device_close(&device);
+    return peaks[CUDA_PEAK_F16] > 0 ? CLI_OK : CLI_BAD;
+}
+
 static int print_peaks(void)
 {
+    int32_t ordinal = MSA_DEVICE_CPU;
+    if (texts.device && parse_device("--device", texts.device, &ordinal) != CLI_OK)
+        return CLI_BAD;
+    if (ordinal != MSA_DEVICE_CPU)
+        return print_cuda_peaks(ordinal);
     const enum bench_op op = BENCH_TOPK; /* any that has threads */
     struct axes axes;
     if (axes_read(&axes, op, NULL, &op, 1) != CLI_OK)

@@ -10,7 +10,7 @@
  */
 #include "peak.h"
 
-#include "msa.h"
+#include "cli.h"
 #include "parallel.h"
 
 #include <stdbool.h>
@@ -292,6 +292,24 @@ double peak_rate(enum peak peak, int threads)
         measured[peak][threads] = true;
     }
     return known[peak][threads];
+}
+
+const char *const cuda_peak_names[NUM_CUDA_PEAKS] = {"f16", "fp8", "read", "copy"};
+
+const double *cuda_peaks(int ordinal)
+{
+    static double known[NUM_CUDA_PEAKS];
+    static int measured = -1;
+    if (measured != ordinal) {
+        for (int p = 0; p < NUM_CUDA_PEAKS; p++)
+            known[p] = 0;
+#ifdef MSA_WITH_CUDA
+        if (cuda_peaks_measure(ordinal, known))
+            cli_error("the peaks of the device cannot be measured");
+#endif
+        measured = ordinal;
+    }
+    return known;
 }
 
 double peak_gflops(const char *kernel, int threads)

@@ -6,6 +6,10 @@
 
 #include <stddef.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum peak {
     PEAK_FMA_128, /* FP32 multiply-add, by register width in bits */
     PEAK_FMA_256,
@@ -30,5 +34,18 @@ double peak_gflops(const char *kernel, int threads);
 
 /* The largest cache that one core can reach, in bytes. */
 size_t cache_bytes(void);
+
+/* Of a GPU: dense products of tensor cores, and device memory; GFLOP/s and GB/s. */
+enum cuda_peak { CUDA_PEAK_F16, CUDA_PEAK_FP8, CUDA_PEAK_READ, CUDA_PEAK_COPY, NUM_CUDA_PEAKS };
+extern const char *const cuda_peak_names[NUM_CUDA_PEAKS];
+
+/* Measured at the first call, then remembered; all 0 if the device cannot be used or this tool has no CUDA. */
+const double *cuda_peaks(int ordinal);
+/* The measurement: peak_cuda.cu. A cudaError_t. */
+int cuda_peaks_measure(int ordinal, double rates[NUM_CUDA_PEAKS]);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -2,7 +2,7 @@
  *
  * cache_smxx.cu - cache write: new tokens' K, V and index-K into their pages, in the cache's format; bit-equal to
  * cpu/cache.c. A thread takes 16 elements of one head of one token; 8 neighbours write a head's row.
- * Of two tokens with one slot, blocks of either can stay.
+ * Where two tokens have one slot, bytes of either stay.
  * Floor: bytes read and written at the copy rate.
  */
 #include "block.cuh"

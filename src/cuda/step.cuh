@@ -8,7 +8,7 @@
 
 #include "ptx.cuh"
 
-enum { SCAN_THREADS = 1024 }; /* of the block */
+enum { SCAN_THREADS = CUDA_WARP * CUDA_WARP }; /* of the block */
 
 struct maximum {
     static __device__ int32_t of(int32_t a, int32_t b)
@@ -46,14 +46,14 @@ template <typename OP, typename T> static __device__ T block_scan(T x, T *total)
     T before = __shfl_up_sync(~0u, x, 1);
     before = lane ? before : 0;
     __syncthreads();
-    T all = 0;
-    for (int w = 0; w < SCAN_THREADS / CUDA_WARP; w++) {
-        if (w == warp)
-            before = OP::of(all, before);
-        all = OP::of(all, warp_total[w]);
+    x = warp_total[lane];
+    for (int d = 1; d < CUDA_WARP; d *= 2) {
+        T y = __shfl_up_sync(~0u, x, d);
+        x = lane >= d ? OP::of(x, y) : x;
     }
-    *total = all;
-    return before;
+    T earlier = __shfl_sync(~0u, x, warp ? warp - 1 : 0);
+    *total = OP::of((T)0, __shfl_sync(~0u, x, CUDA_WARP - 1));
+    return OP::of((T)0, warp ? OP::of(earlier, before) : before);
 }
 
 #endif
