@@ -27,6 +27,7 @@
 
 #include "../merge_job.h"
 
+#include <cuda.h> /* types of the driver API; nothing is linked */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 
@@ -68,9 +69,10 @@ struct cuda_page {
 struct cuda_step {
     /* Host numbers. */
     int32_t batch, total_q, max_pages, max_kv_len;
-    int32_t query_tile;  /* queries of a tile; 0: no tiles are made */
-    int32_t num_tiles;   /* slots: total_q/query_tile + batch, as each request can end in a partial tile */
-    int32_t lists, topk; /* attention; 0 lists: index */
+    int32_t query_tile;    /* queries of a tile; 0: no tiles are made */
+    int32_t num_tiles;     /* slots: total_q/query_tile + batch, as each request can end in a partial tile */
+    int32_t lists, topk;   /* attention; 0 lists: index */
+    bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
     /* The caller's arrays. */
     const int32_t *cu_seqlens_q, *kv_lens, *cu_seqlens_k, *page_table, *list;
     int64_t page_table_stride, list_head_stride, list_row_stride; /* bytes */
@@ -153,21 +155,31 @@ struct cuda_attention_kernel {
 
 enum cuda_index_format { INDEX_BF16, INDEX_E4M3, INDEX_NVFP4, NUM_INDEX_FORMATS };
 
+/* cuTensorMapEncodeTiled, which describes a tensor to Hopper's copies; a host function that needs no device. */
+typedef CUresult cuda_encode_tensor_fn(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *tensor,
+                                       const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                                       const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                       CUtensorMapFloatOOBfill fill);
+
 struct cuda_index {
     struct cuda_step step;
     msa_index_desc desc;
     msa_index_args args; /* strides resolved; scores are never NULL: the caller's, or the workspace's */
     int32_t num_sms;
+    cuda_encode_tensor_fn *encode_tensor;
     size_t memory_bytes; /* the kernel's own memory, as its plan chose */
     void *memory;        /* device */
 };
 typedef cudaError_t cuda_index_fn(const struct cuda_index *job, cudaStream_t stream);
 
 struct cuda_index_kernel {
-    void (*plan)(struct cuda_index *job); /* fills step.query_tile (queries, all heads each) and memory_bytes */
-    bool fast;                            /* has a `fast` precision for FP8 and NVFP4 keys */
-    cuda_index_fn *prepare;               /* cuts the tiles into work; NULL: by step.first_step */
-    cuda_index_fn *run;                   /* writes scores, nothing else */
+    void (*plan)(struct cuda_index *job);  /* fills step.query_tile (queries, all heads each) and memory_bytes */
+    void (*begin)(struct cuda_index *job); /* NULL, or: sets step.query_tile anew by a step's host numbers, at least
+                                              the plan's */
+    bool fast;                             /* has a `fast` precision for FP8 and NVFP4 keys */
+    cuda_index_fn *prepare;                /* cuts the tiles into work; NULL: by step.first_step */
+    cuda_index_fn *run;                    /* writes scores, nothing else */
 };
 
 /* Selection from scores. Pages of a row come from `rows` (planned) or from args.valid_pages (stateless). */

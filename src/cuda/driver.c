@@ -198,7 +198,8 @@ static msa_status open_device(struct cuda_device *device, int ordinal)
     if (!find_driver_function("cuDeviceGet", &get) || !find_driver_function("cuDevicePrimaryCtxRetain", &retain) ||
         !find_driver_function("cuDevicePrimaryCtxRelease", &device->release) ||
         !find_driver_function("cuCtxPushCurrent", &device->push) ||
-        !find_driver_function("cuCtxPopCurrent", &device->pop)) {
+        !find_driver_function("cuCtxPopCurrent", &device->pop) ||
+        !find_driver_function("cuTensorMapEncodeTiled", &device->encode_tensor)) {
         cudaGetLastError();
         return fail(MSA_ERROR_NO_DEVICE, "device = %d: the NVIDIA driver lacks a function", ordinal);
     }

@@ -8,12 +8,11 @@
 #include "../internal.h"
 #include "cuda.h"
 
-#include <cuda.h> /* types of the driver API; nothing is linked */
-
 struct cuda_device {
     CUdevice handle;
     CUcontext primary;
     CUresult (*push)(CUcontext), (*pop)(CUcontext *), (*release)(CUdevice);
+    cuda_encode_tensor_fn *encode_tensor;
     int num_sms;
     char image[16];
     struct cuda_kernels kernels;

@@ -76,7 +76,8 @@ static void plan_index(msa_plan *plan, const struct cuda_device *device)
     enum cuda_index_format format = desc->k_dtype == MSA_BF16   ? INDEX_BF16
                                     : desc->k_dtype == MSA_E4M3 ? INDEX_E4M3
                                                                 : INDEX_NVFP4;
-    own->index.job = (struct cuda_index){.desc = *desc, .num_sms = device->num_sms};
+    own->index.job =
+        (struct cuda_index){.desc = *desc, .num_sms = device->num_sms, .encode_tensor = device->encode_tensor};
     bool decode = plan->operation == PLAN_INDEX_DECODE;
     const struct cuda_index_kernel *kernel =
         (decode ? device->kernels.index_decode : device->kernels.index_prefill)[format];
@@ -143,6 +144,7 @@ msa_status cuda_plan_init(msa_plan *plan)
     if (status)
         return status;
     struct cuda_step *step = step_of(plan);
+    step->dependent_launch = plan->context->compute_capability >= 90;
     step->max_pages = plan->max_pages;
     step->max_kv_len = (int32_t)plan->max_kv_len;
     plan->query_tile = step->query_tile ? step->query_tile : 1;
@@ -181,9 +183,11 @@ msa_status cuda_prepare(msa_plan *plan, msa_stream stream)
     struct cuda_plan *own = plan->backend_data;
     struct cuda_step *step = step_of(plan);
     const msa_step *given = &plan->step;
-    cut_workspace(plan, given->workspace);
     step->batch = given->batch;
     step->total_q = (int32_t)given->total_q;
+    if (plan_is_index(plan) && own->index.kernel->begin)
+        own->index.kernel->begin(&own->index.job);
+    cut_workspace(plan, given->workspace);
     step->cu_seqlens_q = given->cu_seqlens_q;
     step->kv_lens = given->kv_lens;
     step->cu_seqlens_k = given->cu_seqlens_k;

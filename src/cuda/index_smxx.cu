@@ -199,5 +199,5 @@ static cudaError_t run_decode(const struct cuda_index *job, cudaStream_t stream)
     return job->desc.num_index_heads <= DECODE_ROWS ? run<1>(job, stream) : run<WARPS>(job, stream);
 }
 
-const struct cuda_index_kernel index_prefill_smxx = {plan_prefill, false, NULL, run<WARPS>};
-const struct cuda_index_kernel index_decode_smxx = {plan_decode, false, NULL, run_decode};
+const struct cuda_index_kernel index_prefill_smxx = {plan_prefill, NULL, false, NULL, run<WARPS>};
+const struct cuda_index_kernel index_decode_smxx = {plan_decode, NULL, false, NULL, run_decode};

@@ -8,6 +8,8 @@
 
 #include "ptx.cuh"
 
+#include <cuda.h> /* CUtensorMap */
+
 enum { WARPGROUP = 128 }; /* threads */
 
 /* The same value in all lanes, in a way that the compiler knows: branches on it are uniform. */
@@ -75,12 +77,6 @@ template <int PENDING> static __device__ inline void copy_async_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Arrives when all of this thread's copies so far have. */
-static __device__ inline void copy_async_arrive(uint32_t barrier)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 /* The same, but zeros where `there` is false; nothing is read then. */
 static __device__ inline void copy_async_16(uint32_t to, const void *from, bool there)
 {
@@ -109,8 +105,17 @@ static __device__ inline void copy_bulk_wait(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/* Copies a box of the tensor from the place x, y, z on, by one thread; its bytes arrive at the barrier. */
+static __device__ inline void copy_box(uint32_t to, const CUtensorMap &tensor, int x, int y, int z, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+                 "%4}], [%5];" ::"r"(to),
+                 "l"(&tensor), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
 /* Makes writes to shared memory that this thread knows of visible to its warpgroup's products. It waits for the
- * thread's own copies, so that a thread which has some under way had better leave it to the reader. */
+ * thread's own cp.async copies, so that a thread which has some under way had better leave it to the reader. */
 static __device__ inline void fence_async_reads(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

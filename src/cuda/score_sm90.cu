@@ -13,16 +13,15 @@
  * each as operands in registers, and walks whole pages. prepare cuts the list of (tile, page) pairs into one part of
  * equal cost a block (and SM): few queries over a long context fill the chip, many over a short one are hardly split.
  * Roles:
- *   copy_pages      1 warpgroup    pages that lie in memory as operands do: cp.async into a ring of swizzled stages
+ *   copy_pages      1 warp         pages that lie in memory as operands do: tensor copies into a ring of swizzled stages
  *   convert_pages   2 warpgroups   other pages: cp.async to the thread's own corner, converted into the ring
  *   score_task      3, 4 groups    products of 64 rows and 128 keys, the maxima, their stores
  *   write_image     a launch       all pages of the step once, for many rows
  *   cut_tiles       a launch       of prepare
  *
  *                        rows   stages     shared memory   registers: loaders, consumers (launch)
- *   FP8 fast             256    13 x 16K   208 K           32, 112 (96)
+ *   E4M3, image of E4M3  256    13 x 16K   208 K           32, 112 (96)
  *   BF16, image of F16   192    6 x 32K    192 K           56, 152 (128)
- *   image of E4M3        192    13 x 16K   208 K           56, 152 (128)
  *   FP8 to F16           192    4 x 32K    192 K           48, 128 (96)
  *   NVFP4 to F16         192    4 x 32K    208 K           48, 128 (96)
  *   NVFP4 to E4M3        192    8 x 16K    208 K           48, 128 (96)
@@ -150,7 +149,8 @@ static __device__ __forceinline__ void score_task(const cuda_index &job, const t
     auto score_page = [&](float(&best)[2], auto meanwhile) -> bool {
         float sum[64];
         wait_full(m, at);
-        fence_async_reads();
+        if (S::CONVERTS)
+            fence_async_reads();
         multiply<S>(sum, q, shared_address(m.page[stage_of(at)]));
         meanwhile();
         wgmma_wait(sum);
@@ -188,16 +188,17 @@ static __device__ __forceinline__ void score_task(const cuda_index &job, const t
 
 template <storage STORAGE, wgmma_type TYPE, int GROUPS>
 static __global__ void __launch_bounds__(shape<STORAGE, TYPE, GROUPS>::THREADS, 1)
-    score_pages(const __grid_constant__ cuda_index job)
+    score_pages(const __grid_constant__ cuda_index job, const __grid_constant__ CUtensorMap keys)
 {
     using S = shape<STORAGE, TYPE, GROUPS>;
     extern __shared__ __align__(1024) uint8_t shared[];
     memory<S> &m = *(memory<S> *)shared;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; i++) {
-            barrier_init(shared_address(&m.full[i]), WARPGROUP);
+            barrier_init(shared_address(&m.full[i]), S::CONVERTS ? WARPGROUP : 1);
             barrier_init(shared_address(&m.empty[i]), S::GROUPS * WARPGROUP / CUDA_WARP);
         }
+        fence_barriers();
         const place *places = own_memory(job).places + blockIdx.x;
         m.begin = places[0];
         m.end = places[1];
@@ -209,7 +210,7 @@ static __global__ void __launch_bounds__(shape<STORAGE, TYPE, GROUPS>::THREADS, 
         if constexpr (S::CONVERTS)
             convert_pages<STORAGE>(job, m);
         else
-            copy_pages<STORAGE>(job, m);
+            copy_pages(job, keys, m);
     } else {
         more_registers<S::REGISTERS>();
         int32_t tile = m.begin.tile;
@@ -310,6 +311,8 @@ static __device__ place find_place(const cuda_index &job, const int64_t *cost, i
 
 static __global__ void __launch_bounds__(SCAN_THREADS) cut_tiles(const cuda_index job, int task_cost)
 {
+    grid_release();
+    grid_wait();
     place *places = own_memory(job).places;
     int64_t *cost = own_memory(job).costs, before = 0;
     for (int64_t round = 0; round < job.step.num_tiles; round += SCAN_THREADS) {
@@ -333,22 +336,52 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_tiles(const cuda_inde
 
 /* ------------------------------------------------------------------------------------------------ launchers */
 
-/* Consumer warpgroups: FP8 pages that need no conversion leave registers for a fourth. */
-static int num_groups(const struct cuda_index *job)
+/* Whether a step's pages are converted ahead. */
+static bool uses_image(const struct cuda_index *job)
 {
-    return is_fast(*job) && job->desc.k_dtype == MSA_E4M3 ? 4 : 3;
+    return (int64_t)job->step.batch * job->step.max_pages <= MAX_IMAGE_PAGES &&
+           (int64_t)job->step.total_q * job->desc.num_index_heads >= MIN_IMAGE_ROWS;
+}
+
+/* Consumer warpgroups: FP8 pages that need no conversion on the way leave registers for a fourth. */
+static void set_tile(struct cuda_index *job, bool image)
+{
+    int groups = is_fast(*job) && (image || job->desc.k_dtype == MSA_E4M3) ? 4 : 3;
+    job->step.query_tile = groups * BLOCK_ROWS / job->desc.num_index_heads;
 }
 
 static void plan(struct cuda_index *job)
 {
-    job->step.query_tile = num_groups(job) * BLOCK_ROWS / job->desc.num_index_heads;
+    set_tile(job, false);
     job->memory_bytes = own_memory(*job).bytes;
+}
+
+static void begin(struct cuda_index *job)
+{
+    set_tile(job, uses_image(job));
 }
 
 static cudaError_t prepare(const struct cuda_index *job, cudaStream_t stream)
 {
     /* The start of a task in pages of 64 rows: 2500 clocks of 275 (FP8) or 525. */
-    return launch(cut_tiles, 1, SCAN_THREADS, 0, false, stream, *job, is_fast(*job) ? 9 : 5);
+    return launch(cut_tiles, 1, SCAN_THREADS, 0, job->step.dependent_launch, stream, *job, is_fast(*job) ? 9 : 5);
+}
+
+/* The keys as the copies' tensor: 128 bytes of a key at once, swizzled, all keys of a page. */
+static cudaError_t describe_keys(const struct cuda_index *job, int halves, CUtensorMap *keys)
+{
+    const msa_index_args *args = &job->args;
+    cuuint64_t extents[3] = {(cuuint64_t)(128 * halves), MSA_PAGE_SIZE,
+                             (cuuint64_t)(args->num_pages ? args->num_pages : 1)};
+    cuuint64_t strides[2] = {(cuuint64_t)args->index_k_token_stride,
+                             (cuuint64_t)(args->num_pages > 1 ? args->index_k_page_stride : 16)};
+    cuuint32_t box[3] = {128, MSA_PAGE_SIZE, 1}, steps[3] = {1, 1, 1};
+    return job->encode_tensor(keys, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3,
+                              args->num_pages ? (void *)args->index_k : job->memory, extents, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+               ? cudaErrorInvalidValue
+               : cudaSuccess;
 }
 
 template <storage STORAGE, wgmma_type TYPE, int GROUPS = 3>
@@ -357,8 +390,11 @@ static cudaError_t launch_scores(const struct cuda_index *job, cudaStream_t stre
     auto kernel = score_pages<STORAGE, TYPE, GROUPS>;
     using S = shape<STORAGE, TYPE, GROUPS>;
     int bytes = (int)sizeof(memory<S>);
+    CUtensorMap keys = {};
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return error ? error : launch(kernel, (unsigned)job->num_sms, S::THREADS, bytes, false, stream, *job);
+    if (!error && !S::CONVERTS)
+        error = describe_keys(job, S::HALVES, &keys);
+    return error ? error : launch(kernel, (unsigned)job->num_sms, S::THREADS, bytes, false, stream, *job, keys);
 }
 
 /* Through the image, whose pages lie as `STORED` ones do. */
@@ -366,9 +402,9 @@ template <storage STORAGE, wgmma_type TYPE>
 static cudaError_t convert_and_score(const struct cuda_index *job, cudaStream_t stream)
 {
     constexpr storage STORED = TYPE == WGMMA_F16 ? STORAGE_HALF : STORAGE_E4M3;
-    constexpr int ROW_BYTES = MSA_HEAD_DIM * (TYPE == WGMMA_F16 ? 2 : 1);
+    constexpr int ROW_BYTES = MSA_HEAD_DIM * (TYPE == WGMMA_F16 ? 2 : 1), GROUPS = TYPE == WGMMA_F16 ? 3 : 4;
     int64_t pages = (int64_t)job->step.batch * job->step.max_pages;
-    if (pages > MAX_IMAGE_PAGES || (int64_t)job->step.total_q * job->desc.num_index_heads < MIN_IMAGE_ROWS)
+    if (!uses_image(job))
         return launch_scores<STORAGE, TYPE>(job, stream);
     cudaError_t error =
         launch(write_image<STORAGE, TYPE>, (unsigned)(job->num_sms * 8), IMAGE_THREADS, 0, false, stream, *job);
@@ -380,7 +416,7 @@ static cudaError_t convert_and_score(const struct cuda_index *job, cudaStream_t 
     from_image.args.num_pages = pages;
     from_image.step.page_table = own.table;
     from_image.step.page_table_stride = (int64_t)job->step.max_pages * 4;
-    return error ? error : launch_scores<STORED, TYPE>(&from_image, stream);
+    return error ? error : launch_scores<STORED, TYPE, GROUPS>(&from_image, stream);
 }
 
 static cudaError_t run(const struct cuda_index *job, cudaStream_t stream)
@@ -394,4 +430,4 @@ static cudaError_t run(const struct cuda_index *job, cudaStream_t stream)
                          : convert_and_score<STORAGE_NVFP4_E4M3, WGMMA_F16>(job, stream);
 }
 
-const struct cuda_index_kernel score_sm90 = {plan, true, prepare, run};
+const struct cuda_index_kernel score_sm90 = {plan, begin, true, prepare, run};

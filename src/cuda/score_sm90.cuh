@@ -77,7 +77,7 @@ template <typename S> static __device__ __forceinline__ void wait_empty(memory<S
     barrier_wait(shared_address(&m.empty[stage_of(t)]), ~t.value & 1); /* the first round finds them empty */
 }
 
-/* All threads of a loader arrive, */
+/* All threads of a loader that converts arrive; of one that copies, one and its bytes; */
 template <typename S> static __device__ __forceinline__ void give_full(memory<S> &m, const turn &t)
 {
     barrier_arrive(shared_address(&m.full[stage_of(t)]));
@@ -206,17 +206,17 @@ static __device__ __forceinline__ void store_shared(uint32_t to, uint4 x)
                  : "memory");
 }
 
-/* A page that the table does not name is all ones, in every format a NaN, so that its score is -inf. */
-template <typename S> static __device__ __forceinline__ void blank_page(memory<S> &m, int stage)
+/* A page that the table does not name is all ones, in every format a NaN, so that its score is -inf. `threads` of them
+ * call this. */
+template <typename S> static __device__ __forceinline__ void blank_page(memory<S> &m, int stage, int threads)
 {
-    for (int i = threadIdx.x % WARPGROUP * 16; i < S::HALVES * S::HALF_BYTES; i += WARPGROUP * 16)
+    for (int i = threadIdx.x % threads * 16; i < S::HALVES * S::HALF_BYTES; i += threads * 16)
         store_shared(shared_address(m.page[stage]) + i, make_uint4(~0u, ~0u, ~0u, ~0u));
 }
 
-/* Starts copying this thread's part of a page: into the stage, or to be converted into raw slot `slot`. */
+/* Starts copying this thread's part of a page, to be converted, into raw slot `slot`. */
 template <storage STORAGE, typename S>
-static __device__ __forceinline__ void copy_page(const msa_index_args &args, int32_t physical, uint32_t stage,
-                                                 memory<S> &m, int slot)
+static __device__ __forceinline__ void copy_page(const msa_index_args &args, int32_t physical, memory<S> &m, int slot)
 {
     constexpr int IN_ROW = chunk<STORAGE>::IN_ROW, TOKENS = WARPGROUP / IN_ROW; /* that a warpgroup takes at once */
     int c = threadIdx.x % IN_ROW, token = threadIdx.x % WARPGROUP / IN_ROW;
@@ -226,9 +226,7 @@ static __device__ __forceinline__ void copy_page(const msa_index_args &args, int
                            token * args.index_k_scale_token_stride + c / 2 * 4;
 #pragma unroll
     for (int i = 0; i < S::CHUNKS; i++) {
-        uint32_t to =
-            S::CONVERTS ? shared_address(&m.raw[slot][i][threadIdx.x]) : stage + chunk_place<S>(token + i * TOKENS, c);
-        copy_async_16(to, from);
+        copy_async_16(shared_address(&m.raw[slot][i][threadIdx.x]), from);
         from += TOKENS * args.index_k_token_stride;
         if (S::NVFP4) {
             copy_async_4(shared_address(&m.scale[slot][i][threadIdx.x]), scale);
@@ -294,24 +292,32 @@ static __device__ __forceinline__ void convert_page(const memory<S> &m, int slot
     }
 }
 
-/* The loader of pages that are operands as they lie in memory: its copies themselves tell when they have arrived. */
-template <storage STORAGE, typename S>
-static __device__ __forceinline__ void copy_pages(const cuda_index &job, memory<S> &m)
+/* The loader of pages that are operands as they lie in memory: a warp, of which one thread orders the copies. */
+template <typename S>
+static __device__ __forceinline__ void copy_pages(const cuda_index &job, const CUtensorMap &keys, memory<S> &m)
 {
+    if (threadIdx.x >= CUDA_WARP)
+        return;
     feed f = {m.begin.tile, 0, 0, 0, 0, nullptr};
     turn at = {0};
     for (int32_t physical; next_page(job, m, f, physical); advance<S, 1>(at)) {
+        uint32_t stage = shared_address(m.page[stage_of(at)]), full = shared_address(&m.full[stage_of(at)]);
         wait_empty(m, at);
-        if (physical >= 0) {
-            copy_page<STORAGE>(job.args, physical, shared_address(m.page[stage_of(at)]), m, 0);
-            copy_async_arrive(shared_address(&m.full[stage_of(at)]));
-        } else {
-            blank_page(m, stage_of(at));
+        if (physical < 0) {
+            blank_page(m, stage_of(at), CUDA_WARP);
+            fence_async_reads();
+            __syncwarp();
+        }
+        if (threadIdx.x > 0)
+            continue;
+        if (physical < 0) {
             give_full(m, at);
+        } else {
+            barrier_expect(full, S::HALVES * S::HALF_BYTES);
+            for (int half = 0; half < S::HALVES; half++)
+                copy_box(stage + half * S::HALF_BYTES, keys, half * 128, 0, physical, full);
         }
     }
-    copy_async_commit();
-    copy_async_wait<0>(); /* a thread does not end before its copies */
 }
 
 /* A loader that converts; two take the pages in turn. A page is converted BEHIND turns after its copy began, when it
@@ -331,7 +337,7 @@ static __device__ __forceinline__ void convert_pages(const cuda_index &job, memo
         missing = missing << 1 | (more && physical < 0);
         if (more) {
             if (physical >= 0)
-                copy_page<STORAGE>(job.args, physical, 0, m, slot);
+                copy_page<STORAGE>(job.args, physical, m, slot);
             under_way++;
             more = next_page(job, m, f, physical); /* the other one's */
         }
@@ -342,7 +348,7 @@ static __device__ __forceinline__ void convert_pages(const cuda_index &job, memo
         copy_async_wait<S::BEHIND>();
         wait_empty(m, at);
         if (missing >> S::BEHIND & 1)
-            blank_page(m, stage_of(at));
+            blank_page(m, stage_of(at), WARPGROUP);
         else
             convert_page<STORAGE>(m, slot, shared_address(m.page[stage_of(at)]));
         give_full(m, at);

@@ -2,23 +2,24 @@
  *
  * topk_smxx.cu - exact top-k of page scores, by the selection rules of msa.h; for plans and for msa_topk.
  *
- * A team of warps takes a row and keeps its scores in registers, as 32-bit keys whose unsigned order is the rules'
- * order: -inf (no candidate) 0, NaN 1, numbers above. The wanted-th largest of the 32 lanes' largest keys bounds the
- * wanted-th largest key from below, and few keys reach it (21 on average of 1024, for 15): one a lane, in page order,
- * they lose their smallest until the wanted number is left. Warps that share a row hand their few to the first, which
- * does the same again. Where more than 32 reach the bound, mostly equal scores, the wanted-th key is found by bisection
- * from there on; larger keys are listed and the lowest pages of equal ones fill up. Lists in score order then rank
- * their at most 32 entries.
+ * A team of warps takes a row and keeps its scores in registers. The wanted-th largest of the 32 lanes' largest scores
+ * (a lane of all warps together) bounds the wanted-th largest score from below, and few scores reach it (21 on average
+ * of 1024, for 15): one a lane, in page order, they lose their smallest until the wanted number is left. NaN counts as
+ * reaching it, so that it fills places that numbers leave. Where more than 32 reach the bound, mostly equal scores, the
+ * scores become 32-bit keys whose unsigned order is the rules' order, -inf (no candidate) 0, NaN 1, numbers above: the
+ * wanted-th key is found by bisection from the bound on, larger keys are listed and the lowest pages of equal ones fill
+ * up. Lists in score order then rank their at most 32 entries.
  *
- * Teams: 1 warp for up to 128, 256 or 1024 pages, 8 warps for up to 8192; 4, 8, 32 and 32 keys a lane; short rows of
- * the third take the second's way. Floor: one read of the scores, 4 bytes a page (8192 rows x 1024 pages: 34 MB, 7 us
- * at 4.7 TB/s). Measured on an H200, 2026-11-29, 8192 rows: 1024 pages 19 us (equal scores 28), 8192 pages 136 us.
+ * Teams: one warp for up to 2048 pages, 4, 8, 32 or 64 scores a lane; beyond that a block of 8 warps for rows that are
+ * longer than 1024 pages, and one warp for each of the others: a plan's capacity is often far above a row's length.
+ * Floor: one read of the scores, 4 bytes a page (8192 rows x 1024 pages: 34 MB, 7 us at 4.7 TB/s). Measured on an H200,
+ * 2026-11-29, 8192 rows: 1024 pages 19 us (equal scores 28), 8192 pages 136 us.
  */
 #include "ptx.cuh"
 
 #include <math.h>
 
-enum { BLOCK_WARPS = 8, FEW_KEYS = 4, SHORT_KEYS = 8, LONG_KEYS = 32 }; /* keys a lane */
+enum { BLOCK_WARPS = 8, FEW_KEYS = 4, SHORT_KEYS = 8, LONG_KEYS = 32, LONGEST_KEYS = 64 }; /* scores a lane */
 
 /* ------------------------------------------------------------------------------------------------ teams */
 
@@ -26,8 +27,9 @@ enum { BLOCK_WARPS = 8, FEW_KEYS = 4, SHORT_KEYS = 8, LONG_KEYS = 32 }; /* keys 
 template <int WARPS> struct team_memory {
     uint32_t part[2][WARPS];
     uint64_t chosen[MSA_MAX_TOPK]; /* key, complement of the candidate: larger is better */
-    int32_t few[WARPS][CUDA_WARP]; /* a warp's candidates that reach the bound, and their keys */
-    uint32_t few_keys[WARPS][CUDA_WARP];
+    float best[WARPS][CUDA_WARP];  /* the lanes' largest scores */
+    int32_t few[WARPS][CUDA_WARP]; /* a warp's candidates that reach the bound, */
+    int32_t num_few[WARPS];        /* and their number; those of more than 32 are not listed */
 };
 
 template <int WARPS> static __device__ inline void team_sync(void)
@@ -93,43 +95,125 @@ template <int KEYS> static __device__ inline uint32_t largest_key(const uint32_t
     return largest;
 }
 
-/* The n-th largest of the lanes' keys: a bitonic sort, falling. */
-static __device__ inline uint32_t nth_largest(uint32_t key, int n)
+/* A warp's part of a row's candidates; -inf past the last. Written out, as the compiler would make a branch of each
+ * condition and wait for each load; these are all under way together. */
+template <int KEYS>
+static __device__ inline void load_scores(const float *scores, int count, int warp, float (&score)[KEYS])
+{
+    int mine = candidate<KEYS>(warp, 0), left = count - mine;
+    const float *from = (const float *)__cvta_generic_to_global(scores + mine);
+#pragma unroll
+    for (int j = 0; j < KEYS; j++)
+        asm volatile("{\n"
+                     ".reg .pred there;\n"
+                     "setp.gt.s32 there, %1, %3;\n"
+                     "mov.b32 %0, 0xFF800000;\n"
+                     "@there ld.global.f32 %0, [%2];\n"
+                     "}"
+                     : "=f"(score[j])
+                     : "r"(left), "l"(from + j * CUDA_WARP), "r"(j * CUDA_WARP));
+}
+
+/* The largest score of a lane, over all warps of the team. NaN is left out. */
+template <int KEYS, int WARPS>
+static __device__ inline float largest_score(const float (&score)[KEYS], team_memory<WARPS> &memory)
+{
+    float best = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < KEYS; j++)
+        best = fmaxf(best, score[j]);
+    if (WARPS > 1) {
+        int lane = threadIdx.x % CUDA_WARP;
+        memory.best[threadIdx.x / CUDA_WARP][lane] = best;
+        __syncthreads();
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            best = fmaxf(best, memory.best[w][lane]);
+    }
+    return best;
+}
+
+/* The n-th largest of the lanes' numbers: a bitonic sort, falling. */
+static __device__ inline float nth_largest(float x, int n)
 {
     int lane = threadIdx.x % CUDA_WARP;
 #pragma unroll
     for (int size = 2; size <= CUDA_WARP; size *= 2)
 #pragma unroll
         for (int step = size / 2; step > 0; step /= 2) {
-            uint32_t other = __shfl_xor_sync(~0u, key, step);
-            bool larger = ((lane & step) == 0) == ((lane & size) == 0);
-            key = (key < other) == larger ? other : key;
+            float other = __shfl_xor_sync(~0u, x, step);
+            x = ((lane & step) == 0) == ((lane & size) == 0) ? fmaxf(x, other) : fminf(x, other);
         }
-    return __shfl_sync(~0u, key, n - 1);
+    return __shfl_sync(~0u, x, n - 1);
 }
 
-/* Lists a warp's candidates that reach the bound, in page order, if they are at most 32; returns their number. */
-template <int KEYS>
-static __device__ inline int list_few(const uint32_t (&key)[KEYS], uint32_t bound, int warp, int32_t *few)
+/* The next number below; -inf for itself. */
+static __device__ inline float next_below(float x)
 {
-    int lane = threadIdx.x % CUDA_WARP;
-    uint32_t lanes = 0; /* in lane j: the lanes whose key j reaches the bound */
+    uint32_t bits = __float_as_uint(x);
+    if (x == 0)
+        return __uint_as_float(0x80000001);
+    return x == -INFINITY ? x : __uint_as_float(bits >> 31 ? bits + 1 : bits - 1);
+}
+
+/* Lists a warp's candidates above `below`, and NaN, in page order, if they are at most 32; returns their number. */
+template <int KEYS>
+static __device__ inline int list_few(const float (&score)[KEYS], float below, int warp, int32_t *few)
+{
+    int lane = threadIdx.x % CUDA_WARP, all = 0;
+    if constexpr (KEYS <= SHORT_KEYS) {
 #pragma unroll
-    for (int j = 0; j < KEYS; j++) {
-        uint32_t reach = __ballot_sync(~0u, key[j] >= bound);
-        lanes = lane == j ? reach : lanes;
-    }
-    int count = __popc(lanes), end = count;
+        for (int j = 0; j < KEYS; j++) {
+            bool reach = !(score[j] <= below);
+            uint32_t lanes = __ballot_sync(~0u, reach);
+            int place = all + __popc(lanes & ((1u << lane) - 1));
+            if (reach && place < CUDA_WARP)
+                few[place] = candidate<KEYS>(warp, j);
+            all += __popc(lanes);
+        }
+    } else {
 #pragma unroll
-    for (int d = 1; d < KEYS; d *= 2) {
-        int before = __shfl_up_sync(~0u, end, d);
-        end += lane >= d ? before : 0;
+        for (int part = 0; part < KEYS; part += CUDA_WARP) {
+            uint32_t lanes = 0; /* in lane j: the lanes whose score `part + j` reaches the bound */
+#pragma unroll
+            for (int j = 0; j < CUDA_WARP; j++) {
+                uint32_t reach = __ballot_sync(~0u, !(score[part + j] <= below));
+                lanes = lane == j ? reach : lanes;
+            }
+            int count = __popc(lanes), end = count;
+#pragma unroll
+            for (int d = 1; d < CUDA_WARP; d *= 2) {
+                int before = __shfl_up_sync(~0u, end, d);
+                end += lane >= d ? before : 0;
+            }
+            int place = all + end - count;
+            all += __shfl_sync(~0u, end, CUDA_WARP - 1);
+            if (all <= CUDA_WARP)
+                for (; lanes; lanes &= lanes - 1)
+                    few[place++] = (warp * KEYS + part + lane) * CUDA_WARP + __ffs((int)lanes) - 1;
+        }
     }
-    int all = __shfl_sync(~0u, end, KEYS - 1);
-    if (all <= CUDA_WARP)
-        for (int place = end - count; lanes; lanes &= lanes - 1)
-            few[place++] = (warp * KEYS + lane) * CUDA_WARP + __ffs((int)lanes) - 1;
     __syncwarp();
+    return all;
+}
+
+/* Lane i's of all that the team's warps listed, in page order; returns their number. */
+template <int WARPS> static __device__ inline int collect_few(team_memory<WARPS> &memory, int n, int32_t *mine)
+{
+    int lane = threadIdx.x % CUDA_WARP, all = 0;
+    if (WARPS > 1) {
+        if (lane == 0)
+            memory.num_few[threadIdx.x / CUDA_WARP] = n;
+        __syncthreads();
+    }
+    *mine = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        int of_warp = WARPS > 1 ? memory.num_few[w] : n, place = lane - all;
+        if (place >= 0 && place < of_warp)
+            *mine = memory.few[w][place];
+        all += of_warp;
+    }
     return all;
 }
 
@@ -220,50 +304,24 @@ static __device__ int gather(const uint32_t (&key)[KEYS], uint32_t bound, uint32
     return (int)(all_above + left);
 }
 
-/* Chooses `want` of the candidates that a warp holds, into memory.chosen; returns their number. reload(i) is candidate
- * i's key again. */
-template <int KEYS, typename RELOAD>
-static __device__ int choose_by_warp(const uint32_t (&key)[KEYS], uint32_t want, team_memory<1> &memory, RELOAD reload)
-{
-    int lane = threadIdx.x % CUDA_WARP, turn = 0;
-    uint32_t bound = nth_largest(largest_key(key), (int)want);
-    bound = bound ? bound : 1;
-    int n = list_few<KEYS>(key, bound, 0, memory.few[0]);
-    if (n <= CUDA_WARP) {
-        int32_t candidate = lane < n ? memory.few[0][lane] : 0;
-        return choose_few(candidate, lane < n ? reload(candidate) : 0, n, want, memory.chosen);
-    }
-    return gather<KEYS, 1>(key, find_bound<KEYS, 1>(key, bound, want, memory, turn), want, memory, turn);
-}
-
-/* The same for a team. The warps' few are candidates for the first warp, which translates its choice. */
+/* Chooses `want` of the row's candidates, into memory.chosen; returns their number to the first warp. reload(i) is
+ * candidate i's score again. */
 template <int KEYS, int WARPS, typename RELOAD>
-static __device__ int choose_by_team(const uint32_t (&key)[KEYS], uint32_t want, team_memory<WARPS> &memory,
-                                     team_memory<1> &first_warp, RELOAD reload)
+static __device__ int choose(const float (&score)[KEYS], uint32_t want, team_memory<WARPS> &memory, RELOAD reload)
 {
-    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP, turn = 0;
-    uint32_t bound = nth_largest(largest_key(key), (int)want);
-    bound = team_max<WARPS>(memory, turn, bound ? bound : 1);
-    int n = list_few<KEYS>(key, bound, warp, memory.few[warp]);
-    if (n <= CUDA_WARP)
-        memory.few_keys[warp][lane] = lane < n ? reload(memory.few[warp][lane]) : 0;
-    if (__syncthreads_or(n > CUDA_WARP))
-        return gather<KEYS, WARPS>(key, find_bound<KEYS, WARPS>(key, bound, want, memory, turn), want, memory, turn);
-    if (warp > 0)
-        return 0;
-    uint32_t few[WARPS];
+    int lane = threadIdx.x % CUDA_WARP, warp = WARPS > 1 ? threadIdx.x / CUDA_WARP : 0, turn = 0;
+    float bound = nth_largest(largest_score(score, memory), (int)want);
+    int32_t mine;
+    int n = collect_few(memory, list_few<KEYS>(score, next_below(bound), warp, memory.few[warp]), &mine);
+    if (n > CUDA_WARP) {
+        uint32_t key[KEYS], low = key_of(bound);
 #pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        few[w] = memory.few_keys[w][lane];
-    int chosen = choose_by_warp<WARPS>(few, want, first_warp,
-                                       [&](int i) { return memory.few_keys[i / CUDA_WARP][i % CUDA_WARP]; });
-    if (lane < chosen) {
-        uint64_t mine = first_warp.chosen[lane];
-        uint32_t i = ~(uint32_t)mine;
-        memory.chosen[lane] = (mine >> 32 << 32) | (uint32_t)~memory.few[i / CUDA_WARP][i % CUDA_WARP];
+        for (int j = 0; j < KEYS; j++)
+            key[j] = key_of(score[j]);
+        low = find_bound<KEYS, WARPS>(key, low ? low : 1, want, memory, turn);
+        return gather<KEYS, WARPS>(key, low, want, memory, turn);
     }
-    __syncwarp();
-    return chosen;
+    return warp > 0 ? 0 : choose_few(mine, lane < n ? key_of(reload(mine)) : 0, n, want, memory.chosen);
 }
 
 /* Writes a row's list: the chosen candidates, pages from `first` on, lie between `first` forced pages and those from
@@ -303,17 +361,10 @@ static __device__ inline int row_pages(const cuda_topk &job, int64_t row)
     return n < job.args.columns ? n : job.args.columns;
 }
 
-/* What a block's teams share. */
-template <int WARPS> struct block_memory {
-    team_memory<WARPS> team[BLOCK_WARPS / WARPS];
-    team_memory<1> first_warp[WARPS > 1 ? 1 : 0]; /* the first warp's, while it chooses among the team's few */
-};
-
 template <int KEYS, int WARPS>
-static __device__ void select_row(const cuda_topk &job, int64_t row, int n, int64_t head, block_memory<WARPS> &block)
+static __device__ void select_row(const cuda_topk &job, int64_t row, int n, int64_t head, team_memory<WARPS> &memory)
 {
     const msa_topk_args &args = job.args;
-    team_memory<WARPS> &memory = block.team[threadIdx.x / CUDA_WARP / WARPS];
     int warp = WARPS > 1 ? threadIdx.x / CUDA_WARP : 0;
     int first = args.init_pages < n ? args.init_pages : n;
     int last = n - args.local_pages > first ? n - args.local_pages : first;
@@ -323,20 +374,8 @@ static __device__ void select_row(const cuda_topk &job, int64_t row, int n, int6
             (const float *)((const char *)args.scores + head * args.scores_head_stride + row * args.scores_row_stride) +
             first;
         float score[KEYS];
-        uint32_t key[KEYS];
-#pragma unroll
-        for (int j = 0; j < KEYS; j++) { /* without a condition, so that all loads are under way together */
-            int i = candidate<KEYS>(warp, j);
-            score[j] = scores[i < last - first ? i : last - first - 1];
-        }
-#pragma unroll
-        for (int j = 0; j < KEYS; j++)
-            key[j] = candidate<KEYS>(warp, j) < last - first ? key_of(score[j]) : 0;
-        auto reload = [&](int i) { return key_of(scores[i]); };
-        if constexpr (WARPS == 1)
-            chosen = choose_by_warp<KEYS>(key, (uint32_t)want, memory, reload);
-        else
-            chosen = choose_by_team<KEYS, WARPS>(key, (uint32_t)want, memory, block.first_warp[0], reload);
+        load_scores<KEYS>(scores, last - first, warp, score);
+        chosen = choose<KEYS, WARPS>(score, (uint32_t)want, memory, [&](int i) { return scores[i]; });
     }
     if (warp == 0) {
         write_list(args, memory.chosen, chosen, first, last, n,
@@ -346,28 +385,64 @@ static __device__ void select_row(const cuda_topk &job, int64_t row, int n, int6
     }
 }
 
-/* One row a team, all heads a row of the grid. */
-template <int KEYS, int WARPS>
-static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS == LONG_KEYS ? 2 : 4) select_rows(const cuda_topk job)
+/* A row by one warp, of at most KEYS scores a lane. */
+template <int KEYS>
+static __device__ void select_short_row(const cuda_topk &job, int64_t row, int n, int64_t head, team_memory<1> &memory)
 {
-    __shared__ block_memory<WARPS> memory;
-    int64_t row = (int64_t)blockIdx.x * (BLOCK_WARPS / WARPS) + threadIdx.x / CUDA_WARP / WARPS;
-    int n = row < job.args.rows ? row_pages(job, row) : -1;
-    if (n < 0)
-        return;
-    if (WARPS == 1 && KEYS > SHORT_KEYS && n <= SHORT_KEYS * CUDA_WARP)
-        select_row<SHORT_KEYS, WARPS>(job, row, n, blockIdx.y, memory);
+    if (KEYS > SHORT_KEYS && n <= SHORT_KEYS * CUDA_WARP)
+        select_row<SHORT_KEYS, 1>(job, row, n, head, memory);
+    else if (KEYS > LONG_KEYS && n <= LONG_KEYS * CUDA_WARP)
+        select_row<LONG_KEYS, 1>(job, row, n, head, memory);
     else
-        select_row<KEYS, WARPS>(job, row, n, blockIdx.y, memory);
+        select_row<KEYS, 1>(job, row, n, head, memory);
+}
+
+/* A row a warp, all heads a row of the grid. */
+template <int KEYS>
+static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS > LONG_KEYS    ? 2
+                                                                 : KEYS > SHORT_KEYS ? 3
+                                                                                     : 4)
+    select_short_rows(const cuda_topk job)
+{
+    __shared__ team_memory<1> memory[BLOCK_WARPS];
+    int warp = threadIdx.x / CUDA_WARP;
+    int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + warp;
+    int n = row < job.args.rows ? row_pages(job, row) : -1;
+    if (n >= 0)
+        select_short_row<KEYS>(job, row, n, blockIdx.y, memory[warp]);
+}
+
+/* Rows of any length, for each head BLOCK_WARPS + 1 rows of the grid: of 8 matrix rows the longer ones have a block
+ * each, and the last block has the others. */
+static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, 3) select_rows(const cuda_topk job)
+{
+    __shared__ union {
+        team_memory<1> warp[BLOCK_WARPS];
+        team_memory<BLOCK_WARPS> team;
+    } memory;
+    int warp = threadIdx.x / CUDA_WARP, part = blockIdx.y % (BLOCK_WARPS + 1), head = blockIdx.y / (BLOCK_WARPS + 1);
+    int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + (part < BLOCK_WARPS ? part : warp);
+    int n = row < job.args.rows ? row_pages(job, row) : -1;
+    bool is_long = n > LONG_KEYS * CUDA_WARP;
+    if (n < 0 || is_long != (part < BLOCK_WARPS))
+        return;
+    if (!is_long)
+        select_short_row<LONG_KEYS>(job, row, n, head, memory.warp[warp]);
+    else if (n <= SHORT_KEYS * BLOCK_WARPS * CUDA_WARP)
+        select_row<SHORT_KEYS, BLOCK_WARPS>(job, row, n, head, memory.team);
+    else
+        select_row<LONG_KEYS, BLOCK_WARPS>(job, row, n, head, memory.team);
 }
 
 cudaError_t topk_smxx(const struct cuda_topk *job, cudaStream_t stream)
 {
-    int32_t columns = job->args.columns, warps = columns <= 1024 ? 1 : 8;
-    dim3 grid(grid_blocks(job->args.rows, BLOCK_WARPS / warps), (unsigned)job->args.num_heads);
-    auto kernel = columns <= 128    ? select_rows<FEW_KEYS, 1>
-                  : columns <= 256  ? select_rows<SHORT_KEYS, 1>
-                  : columns <= 1024 ? select_rows<LONG_KEYS, 1>
-                                    : select_rows<LONG_KEYS, BLOCK_WARPS>;
+    int32_t columns = job->args.columns;
+    bool any = columns > LONGEST_KEYS * CUDA_WARP;
+    auto kernel = columns <= FEW_KEYS * CUDA_WARP     ? select_short_rows<FEW_KEYS>
+                  : columns <= SHORT_KEYS * CUDA_WARP ? select_short_rows<SHORT_KEYS>
+                  : columns <= LONG_KEYS * CUDA_WARP  ? select_short_rows<LONG_KEYS>
+                  : any                               ? select_rows
+                                                      : select_short_rows<LONGEST_KEYS>;
+    dim3 grid(grid_blocks(job->args.rows, BLOCK_WARPS), (unsigned)job->args.num_heads * (any ? BLOCK_WARPS + 1 : 1));
     return launch(kernel, grid, BLOCK_WARPS * CUDA_WARP, 0, false, stream, *job);
 }
