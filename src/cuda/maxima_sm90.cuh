@@ -16,13 +16,12 @@ template <int SUMS> static __device__ __forceinline__ void lane_maxima(const flo
     int a[2][2];
     auto bits = [&](int row, int i) { return __float_as_int(sum[4 * (i / 2) + 2 * row + i % 2]); }; /* i: 0..31 */
 #pragma unroll
-    for (int row = 0; row < 2; row++)
+    for (int i = 1; i < 15; i += 2) /* four chains side by side, as each step waits for the one before it */
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            a[row][half] = bits(row, 16 * half);
-#pragma unroll
-            for (int i = 1; i < 15; i += 2)
-                a[row][half] = __vimax3_s32(a[row][half], bits(row, 16 * half + i), bits(row, 16 * half + i + 1));
+        for (int chain = 0; chain < 4; chain++) {
+            int row = chain % 2, at = 16 * (chain / 2);
+            int so_far = i == 1 ? bits(row, at) : a[row][chain / 2];
+            a[row][chain / 2] = __vimax3_s32(so_far, bits(row, at + i), bits(row, at + i + 1));
         }
     int first = __vimax3_s32(a[0][0], a[0][1], max(bits(0, 15), bits(0, 31)));
     int second = __vimax3_s32(a[1][0], a[1][1], max(bits(1, 15), bits(1, 31)));

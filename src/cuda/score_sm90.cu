@@ -26,9 +26,9 @@
  *   NVFP4 to F16         192    4 x 32K    208 K           48, 128 (96)
  *   NVFP4 to E4M3        192    8 x 16K    208 K           48, 128 (96)
  *
- * Floor: 2*128*128 FLOP a row and page; measured rates of the tensor cores are 1658 TFLOP/s (FP8) and 861 (16 bit).
- * 8192 queries after 120K, 1 head: 161 us and 309 us. Measured there, scores alone, on 2026-11-29, H200 SXM: FP8 fast
- * 189 us, FP8 exact 362, BF16 366, NVFP4 fast 257.
+ * Floor: 2*128*128 FLOP a row and page; measured rates of the tensor cores in long runs are 1658 TFLOP/s (FP8) and 861
+ * (16 bit). 8192 queries after 120K, 1 head: 161 us and 309 us. Measured there on 2026-11-29, H200 SXM: FP8 fast 169 us;
+ * with the top-k (16 us) FP8 fast 184, FP8 exact 332, BF16 337, NVFP4 fast 199.
  */
 #include "maxima_sm90.cuh"
 #include "score_sm90.cuh"
@@ -213,11 +213,12 @@ static __global__ void __launch_bounds__(shape<STORAGE, TYPE, GROUPS>::THREADS, 
             copy_pages(job, keys, m);
     } else {
         more_registers<S::REGISTERS>();
-        int32_t tile = m.begin.tile;
-        task t;
         turn at = {0};
-        while (uniform(next_task(job, m, tile, t)))
-            score_task(job, t, m, at);
+        for (int tile = uniform(m.begin.tile), end = uniform(m.tiles); tile < end; tile++) {
+            task t; /* uniform bounds: then the ring's state is, and descriptors of products need no moves */
+            if (uniform(find_task(job, m, tile, t)))
+                score_task(job, t, m, at);
+        }
     }
 }
 
@@ -295,7 +296,7 @@ static __device__ place find_place(const cuda_index &job, const int64_t *cost, i
 {
     int32_t low = 0, high = job.step.num_tiles; /* cost[low] <= wanted < cost[high] */
     if (wanted >= cost[high])
-        return place{high, 0};
+        return place{high, 0, {-1, 0, 0, 0}};
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;
         if (cost[middle] <= wanted)
@@ -306,7 +307,7 @@ static __device__ place find_place(const cuda_index &job, const int64_t *cost, i
     cuda_tile tile = job.step.tiles[low];
     int64_t blocks = tile_blocks(job, tile), pages = (wanted - cost[low] - task_cost + blocks / 2) / blocks,
             history = history_pages(job.step, tile);
-    return place{low, (int32_t)(pages < 0 ? 0 : pages < history ? pages : history)};
+    return place{low, (int32_t)(pages < 0 ? 0 : pages < history ? pages : history), tile};
 }
 
 static __global__ void __launch_bounds__(SCAN_THREADS) cut_tiles(const cuda_index job, int task_cost)

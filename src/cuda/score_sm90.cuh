@@ -32,9 +32,10 @@ template <storage STORAGE, wgmma_type OPERAND, int WARPGROUPS> struct shape {
     static constexpr float SCALE = CONVERTS && !FAST ? 256 : 1; /* of scores: keys are divided by it */
 };
 
-/* A place in the list of (tile, page) pairs. */
+/* A place in the list of (tile, page) pairs, and the tile, so that a block need not wait for that too. */
 struct place {
     int32_t tile, page;
+    cuda_tile record;
 };
 
 template <typename S> struct memory {
@@ -139,7 +140,7 @@ struct task {
 template <typename S>
 static __device__ __forceinline__ bool find_task(const cuda_index &job, const memory<S> &m, int32_t index, task &t)
 {
-    t.tile = job.step.tiles[index];
+    t.tile = index == m.begin.tile ? m.begin.record : index == m.end.tile ? m.end.record : job.step.tiles[index];
     t.page = index == m.begin.tile ? m.begin.page : 0;
     t.last = index == m.end.tile ? m.end.page : history_pages(job.step, t.tile);
     return t.page < t.last;
