@@ -296,6 +296,18 @@ void check_cache_write(harness *h)
         twice_test(h, &(cache_spec){.src = MSA_BF16, .kv = caches[j], .index_k = index_caches[j % 3], .heads = 2});
         test_end(h);
     }
+    /* Heads that lie together are quantised several at a time. */
+    static const cache_spec many_heads[] = {
+        {.src = MSA_BF16, .kv = MSA_NVFP4, .index_k = MSA_NVFP4, .scaled = true, .heads = 8},
+        {.src = MSA_FP16, .kv = MSA_NVFP4, .index_k = MSA_E4M3, .layout = CACHE_SLOTS, .quad = true, .heads = 17},
+        {.src = MSA_F32, .kv = MSA_E4M3, .index_k = MSA_BF16, .layout = CACHE_TOKEN_MAJOR, .heads = 20},
+        {.src = MSA_BF16, .kv = MSA_E4M3, .index_k = MSA_E4M3, .scaled = true, .rows = ROWS_GAPS, .heads = 9},
+    };
+    for (int i = 0; i < (int)(sizeof many_heads / sizeof *many_heads); i++)
+        if (test_begin(h, "cache_write", "many-heads/%d", many_heads[i].heads)) {
+            cache_test(h, &many_heads[i], false);
+            test_end(h);
+        }
     if (test_begin(h, "cache_write", "e4m3-e4m3/copy")) { /* bytes as they are, NaN too */
         cache_test(h,
                    &(cache_spec){.src = MSA_E4M3, .kv = MSA_E4M3, .index_k = MSA_E4M3, .heads = 2, .rows = ROWS_GAPS},
