@@ -158,6 +158,24 @@ static void check_partials(harness *h, int pair)
     }
 }
 
+/* Requests of several tiles (of 16 query heads 32 rows, of 5 heads 96, of one 512), the last one with lists as full as they
+ * get: 32 visible pages a row. */
+static void check_tiles(harness *h)
+{
+    static const int32_t heads[] = {16, 5, 1}, rows[] = {70, 200, 600};
+    for (int i = 0; i < (h->options.quick ? 2 : 3); i++)
+        for (int decode = 0; decode < 2; decode++) {
+            attention_spec s = pair_spec((3 * i + decode) % NUM_ATTENTION_PAIRS, decode);
+            s.kv_heads = 1;
+            s.q_heads = heads[i];
+            s.topk = i < 2 ? 3 : MSA_MAX_TOPK;
+            s.list = i < 2 ? NULL : list_all_pages;
+            s.samples = 40;
+            s.requests = batch_of(2, LENGTHS(rows[i], 3), LENGTHS(rows[i] + 128 * s.topk, 200));
+            test(h, &s, "tiles", heads[i]);
+        }
+}
+
 /* ------------------------------------------------------------------------------------------------- random problems */
 
 static attention_spec random_spec(random_stream *r, int pair, int32_t *q_lens, int32_t *kv_lens)
@@ -335,4 +353,5 @@ void check_attention(harness *h)
     check_ratios(h);
     check_shared_lists(h);
     check_list_lengths(h);
+    check_tiles(h);
 }
