@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One sparse layer as an engine runs it: a prompt of 3000 tokens enters an empty FP8 cache, the index selects 16 pages for
- * each query, and attention reads those. 16 query heads share one KV head; there is one index head.
+ * One sparse layer as an engine runs it: a prompt of 3000 tokens enters an empty FP8 cache, the index selects 16 pages
+ * for each query, and attention reads those. 16 query heads share one KV head; there is one index head.
  */
 #include <msa.h>
 #include <stdio.h>

@@ -158,8 +158,8 @@ static void check_partials(harness *h, int pair)
     }
 }
 
-/* Requests of several tiles (of 16 query heads 32 rows, of 5 heads 96, of one 512), the last one with lists as full as they
- * get: 32 visible pages a row. */
+/* Requests of several tiles (of 16 query heads 32 rows, of 5 heads 96, of one 512), the last one with lists as full as
+ * they get: 32 visible pages a row. */
 static void check_tiles(harness *h)
 {
     static const int32_t heads[] = {16, 5, 1}, rows[] = {70, 200, 600};

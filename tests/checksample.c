@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * checksample CASE [ROWS]: runs a case file of any size and compares a sample of its rows with the oracle: the scores and
- * lists of every index head, and the output and LSE of one query head of each KV head.
+ * checksample CASE [ROWS]: runs a case file of any size and compares a sample of its rows with the oracle: the scores
+ * and lists of every index head, and the output and LSE of one query head of each KV head.
  */
 #include "harness.h"
 #include "problem.h"
@@ -67,7 +67,7 @@ static void check_index(const struct execution *execution, const msa_index_desc 
         const float *actual = args->scores + (head * total_q + row) * width;
         for (int32_t p = 0; p < n - 1; p++)
             count(&tallies[SCORES], is_near(MSA_F32, actual[p], scores[p], bounds[p]), fabs(actual[p] - scores[p]));
-        /* The list must follow from the library's own scores: near ties may fall either way between it and the oracle. */
+        /* The list must follow from the library's own scores: near ties may fall either way in the oracle's. */
         int32_t list[MSA_MAX_TOPK];
         oracle_select_row(actual, n, desc->topk, desc->init_pages, desc->local_pages, desc->topk_order, list);
         const int32_t *listed = args->topk + (head * total_q + row) * desc->topk;

@@ -118,8 +118,8 @@ static void check_kernel_name(harness *h, const isa_level *l, const msa_plan *pl
         test_fail(h, "%s: kernel \"%s\" is not an available one of the list", l->isa, info.kernel ? info.kernel : "");
 }
 
-/* Decode and prefill of the index may each meet tiles that the other's kernel takes: where a level has one for few rows,
- * both name the two. */
+/* Decode and prefill of the index may each meet tiles that the other's kernel takes: where a level has one for few
+ * rows, both name the two. */
 static void check_index_kernels(harness *h, const isa_level *l, const msa_plan *plan)
 {
     char few[64], many[64];

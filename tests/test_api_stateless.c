@@ -35,8 +35,8 @@ static msa_status call_write(struct fixture *f)
 }
 
 #define HEADS(s, field, most) /* most: 1024 or 16384, written out */                                              \
-    I32(s, field, 0, "must be 1.." #most), I32(s, field, -1, "must be 1.." #most), I32(s, field, most + 1, "must be 1.." #most), \
-        I32(s, field, INT32_MAX, "must be 1.." #most)
+    I32(s, field, 0, "must be 1.." #most), I32(s, field, -1, "must be 1.." #most),                                \
+        I32(s, field, most + 1, "must be 1.." #most), I32(s, field, INT32_MAX, "must be 1.." #most)
 #define COUNT(s, field)                                                                                       \
     I64(s, field, -1, "must be 0..2147483647"), I64(s, field, 1ll << 31, "must be 0..2147483647"),            \
         I64(s, field, INT64_MAX, "must be 0..2147483647"), I64(s, field, INT64_MIN, "must be 0..2147483647")
