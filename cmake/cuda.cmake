@@ -8,9 +8,11 @@ set(MSA_CUDA_SOURCES
     src/cuda/combine_sm90.cu
     src/cuda/combine_smxx.cu
     src/cuda/convert_smxx.cu
+    src/cuda/decode_sm90.cu
     src/cuda/index_smxx.cu
     src/cuda/prepare_smxx.cu
     src/cuda/quantise_smxx.cu
+    src/cuda/score_decode_sm90.cu
     src/cuda/score_sm90.cu
     src/cuda/topk_smxx.cu)
 

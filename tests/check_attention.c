@@ -176,6 +176,44 @@ static void check_tiles(harness *h)
         }
 }
 
+/* Decode plans of many capacities: on a GPU each splits a row's pages in another way, from one page a block to all of
+ * them. Rows with nothing, padding, more and fewer pages than there are parts. */
+static void check_capacities(harness *h, int pair)
+{
+    static const int64_t capacities[] = {8, 20, 33, 48, 100, 200, 700};
+    for (int i = 0; i < (int)(sizeof capacities / sizeof capacities[0]); i++) {
+        if (h->options.device == MSA_DEVICE_CPU && i != pair % 7)
+            continue; /* a CPU's kernels do not look at capacities */
+        attention_spec s = pair_spec(pair, true);
+        s.kv_heads = 1;
+        s.q_heads = (5 * i + 3 * pair) % MSA_MAX_GQA_RATIO + 1;
+        s.topk = i % 3 == 2 ? 32 : i % 3 == 1 ? 7 : 16;
+        s.list = i % 2 ? NULL : list_all_pages;
+        s.scaled = i % 2;
+        s.requests = batch_of(5, LENGTHS(1, 2, 0, 3, 1), LENGTHS(2048 + 77, 700, 9, 2, 4096 + 129));
+        s.requests.padding_rows = 1;
+        s.requests.max_total_q = capacities[i];
+        test(h, &s, "capacity", i);
+    }
+}
+
+/* 16 pages, the last one partial, at every ratio. */
+static void check_decode_ratios(harness *h)
+{
+    for (int ratio = 1; ratio <= MSA_MAX_GQA_RATIO; ratio++)
+        for (int i = 0; i < (h->options.device == MSA_DEVICE_CPU ? 1 : 3); i++) {
+            attention_spec s = pair_spec((ratio + 3 * i) % NUM_ATTENTION_PAIRS, true);
+            s.kv_heads = 2;
+            s.q_heads = 2 * ratio;
+            s.topk = 16;
+            s.list = list_all_pages;
+            s.requests = batch_of(2, LENGTHS(1, 4), LENGTHS(15 * 128 + 7 * ratio, 2048 - ratio));
+            s.requests.max_total_q = i == 0 ? 5 : i == 1 ? 30 : 300;
+            s.samples = 10;
+            test(h, &s, "pages-16", 10 * ratio + i);
+        }
+}
+
 /* ------------------------------------------------------------------------------------------------- random problems */
 
 static attention_spec random_spec(random_stream *r, int pair, int32_t *q_lens, int32_t *kv_lens)
@@ -347,11 +385,13 @@ void check_attention(harness *h)
         check_layouts(h, pair);
         check_batches(h, pair);
         check_partials(h, pair);
+        check_capacities(h, pair);
         for (int i = 0; i < randoms; i++)
             check_random(h, pair, i);
     }
     check_ratios(h);
     check_shared_lists(h);
+    check_decode_ratios(h);
     check_list_lengths(h);
     check_tiles(h);
 }

@@ -87,6 +87,13 @@ struct cuda_step {
     uint32_t *error; /* the plan's error word; kernels set bits by atomicOr */
 };
 
+/* cuTensorMapEncodeTiled, which describes a tensor to Hopper's copies; a host function that needs no device. */
+typedef CUresult cuda_encode_tensor_fn(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *tensor,
+                                       const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                                       const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                       CUtensorMapFloatOOBfill fill);
+
 typedef cudaError_t cuda_prepare_fn(const struct cuda_step *step, cudaStream_t stream);
 
 /* ------------------------------------------------------------------------------------------------ attention */
@@ -134,12 +141,14 @@ struct cuda_attention {
     bool decode;
     bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
     cuda_merge_fn *merge;  /* for kernels that merge their own splits */
+    cuda_encode_tensor_fn *encode_tensor;
     /* What the kernel's plan chooses; before it: one split, query-major, exact, and query_tile 0 in the step. */
     int32_t num_splits, pages_per_split;
     size_t memory_bytes;
     const char *strategy; /* for msa_plan_info */
     msa_precision precision;
-    void *memory; /* device */
+    bool merges_itself; /* the splits, without `merge` */
+    void *memory;       /* device */
 };
 
 struct cuda_attention_kernel {
@@ -154,13 +163,6 @@ struct cuda_attention_kernel {
 /* ------------------------------------------------------------------------------------------------ index, top-k */
 
 enum cuda_index_format { INDEX_BF16, INDEX_E4M3, INDEX_NVFP4, NUM_INDEX_FORMATS };
-
-/* cuTensorMapEncodeTiled, which describes a tensor to Hopper's copies; a host function that needs no device. */
-typedef CUresult cuda_encode_tensor_fn(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *tensor,
-                                       const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
-                                       const cuuint32_t *steps, CUtensorMapInterleave interleave,
-                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                       CUtensorMapFloatOOBfill fill);
 
 struct cuda_index {
     struct cuda_step step;
@@ -187,6 +189,7 @@ struct cuda_topk {
     msa_topk_args args;          /* strides resolved */
     const struct cuda_row *rows; /* or NULL */
     int32_t *num_valid_pages;    /* or NULL */
+    bool after_kernel;           /* as in struct cuda_merge */
 };
 typedef cudaError_t cuda_topk_fn(const struct cuda_topk *job, cudaStream_t stream);
 

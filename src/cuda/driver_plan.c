@@ -112,7 +112,8 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
                                    .pages_per_split = desc->topk,
                                    .strategy = "query-major",
                                    .precision = MSA_PRECISION_EXACT,
-                                   .merge = device->kernels.merge};
+                                   .merge = device->kernels.merge,
+                                   .encode_tensor = device->encode_tensor};
     job->step.lists = desc->num_lists;
     job->step.topk = desc->topk;
     if (!kernel->plan(job))
@@ -120,7 +121,7 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
                     desc->strategy == MSA_STRATEGY_PAGE_MAJOR ? "page-major" : "query-major", cuda_kernel_name(kernel));
     own->attention.kernel = kernel;
     plan->kernel = cuda_kernel_name(kernel);
-    bool merges = job->num_splits > 1 && !desc->partials;
+    bool merges = job->num_splits > 1 && !desc->partials && !job->merges_itself;
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s%s%s", plan->kernel, cuda_kernel_name(device->kernels.prepare),
              merges ? ", " : "", merges ? cuda_kernel_name(device->kernels.merge) : "");
     plan->strategy = job->strategy;
@@ -238,6 +239,7 @@ static cudaError_t select_pages(const msa_plan *plan, const struct cuda_index *j
                  .topk_row_stride = job->args.topk_row_stride},
         .rows = job->step.rows,
         .num_valid_pages = job->args.num_valid_pages,
+        .after_kernel = job->step.dependent_launch,
     };
     return cuda_device_of(plan->context)->kernels.topk(&topk, stream);
 }

@@ -419,6 +419,8 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS > LONG_KEY
     select_short_rows(const cuda_topk job)
 {
     __shared__ team_memory<1> memory[BLOCK_WARPS];
+    grid_release();
+    grid_wait();
     int warp = threadIdx.x / CUDA_WARP;
     int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + warp;
     int n = row < job.args.rows ? row_pages(job, row) : -1;
@@ -434,6 +436,8 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, 3) select_rows(
         team_memory<1> warp[BLOCK_WARPS];
         team_memory<BLOCK_WARPS> team;
     } memory;
+    grid_release();
+    grid_wait();
     int warp = threadIdx.x / CUDA_WARP, part = blockIdx.y % (BLOCK_WARPS + 1), head = blockIdx.y / (BLOCK_WARPS + 1);
     int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + (part < BLOCK_WARPS ? part : warp);
     int n = row < job.args.rows ? row_pages(job, row) : -1;
@@ -458,5 +462,5 @@ cudaError_t topk_smxx(const struct cuda_topk *job, cudaStream_t stream)
                   : any                               ? select_rows
                                                       : select_short_rows<LONGEST_KEYS>;
     dim3 grid(grid_blocks(job->args.rows, BLOCK_WARPS), (unsigned)job->args.num_heads * (any ? BLOCK_WARPS + 1 : 1));
-    return launch(kernel, grid, BLOCK_WARPS * CUDA_WARP, 0, false, stream, *job);
+    return launch(kernel, grid, BLOCK_WARPS * CUDA_WARP, 0, job->after_kernel, stream, *job);
 }

@@ -1,0 +1,717 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * decode_sm90.cu - decode attention for Hopper: E4M3 queries with E4M3 or NVFP4 K/V, 16-bit queries with K/V of their
+ * type, FP16 queries with E4M3.
+ *
+ * A row's pages are dealt out by rank, round and round, to the groups of a cluster: `clusters` blocks of GROUPS groups
+ * of four warps. A group walks its pages, the warps share a page's keys:
+ *   S = Q K^T   16 query heads, mma.sync; the page's maximum over the warps; P = 2^((S - max) * scale) rounded;
+ *   O = O * 2^((old - max) * scale) + P V
+ * P is relative to the page's own maximum, as on every path, and so are O and the row sum: a page that lies far below
+ * the largest maximum (REFERENCE_RANGE) leaves the reference where it is and counts nothing. BF16 has the range of
+ * FP32, so P may stay relative to the largest maximum so far, and O cannot overflow.
+ * Operands go from the tile to the products without a shuffle (decode_sm90.cuh). At the end the warps' and the groups'
+ * O meet in shared memory, the blocks' by stores into the shared memory of the block that owns the head. Everything is
+ * added in a fixed order, and the number of parts follows from capacities: a row's bits depend on nothing but the row.
+ *
+ * Floor: the bytes of the visible pages at 4.69 TB/s; with NVFP4 also 13 ALU operations for 8 elements of K and 28 for
+ * 16 of V, a turn of two cycles each: 900 of the 1670 cycles that a page takes an SM.
+ * Measured on an H200, 2026-11-29, us a call in a chain of calls in one graph, cold inputs, context 32K, 16 pages, 64/4
+ * heads: batch 128 NVFP4 66, E4M3 73, BF16 136 (37, 78, 84 % of the floor's rate); batch 32 22.6, 22.9, 37.0; batch 8
+ * 12.6, 12.1, 15.9; batch 1 with 16/1 heads 6.8, 6.5, 7.2.
+ */
+#include "attention.cuh"
+#include "decode_sm90.cuh"
+#include "tensor_map.cuh"
+
+#include <math.h>
+
+enum { MOST_BLOCKS = 16 /* of a cluster */, ROWS = MSA_MAX_GQA_RATIO, PART_BYTES = ROWS * MSA_HEAD_DIM * 4 };
+
+/* log2 of what O may be too large by: FP32 holds 448 * 448 * 128 * 32 times that. */
+#define REFERENCE_RANGE 96.0f
+
+struct decode_job {
+    cuda_attention job;
+    CUtensorMap k_map, v_map; /* E4M3, 16-bit */
+    int32_t clusters;         /* blocks of a cluster: 1, 2, 4, 8 or 16 */
+    bool bulk;                /* tiles are copied by the copy engine */
+};
+
+static __host__ __device__ inline bool is_quad(const decode_job &d)
+{
+    return d.job.desc.v_scale_order == MSA_SCALE_QUAD;
+}
+
+struct listed_page {
+    int32_t physical, keys;
+};
+
+/* Of a group. One address finds all of it. */
+template <storage STORAGE, int GROUPS> struct alignas(1024) group_memory {
+    static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 3;
+    uint8_t ring[SLOTS][tile<STORAGE>::BYTES]; /* in the end, O of each warp */
+    float max[2][ROWS][GROUP_WARPS],
+        largest[GROUP_WARPS][ROWS]; /* of pages; each warp's own copy of the largest so far */
+    float sum[GROUP_WARPS][ROWS], reference[ROWS];
+    listed_page pages[MSA_MAX_TOPK / GROUPS];
+    uint64_t full[SLOTS], given; /* barriers: of tiles; of the warps' maxima */
+};
+
+/* 4 blocks, or groups, fit an SM. */
+template <storage STORAGE, int GROUPS> struct memory {
+    group_memory<STORAGE, GROUPS> group[GROUPS];
+    uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
+    uint4 q[8][CUDA_WARP];  /* a operands, of a product each */
+    int32_t count;          /* of the row */
+    float scale, out_scale; /* logit in log2 units = scale * dot; not kept in registers */
+    uint64_t merged;
+    /* Of clusters only, and so last. The states of the heads that this block owns, of all blocks. */
+    float2 state[MOST_BLOCKS];
+    float4 out[ROWS][MSA_HEAD_DIM / 4];
+};
+
+/* What a block works on. */
+struct work {
+    int64_t row;
+    int32_t kv_head, rank;
+};
+
+/* The registers are read anew each time: what a block works on need not be kept through its pages. */
+static __device__ inline work find_work(const decode_job &d)
+{
+    uint32_t x, y;
+    asm volatile("mov.u32 %0, %%ctaid.x;\n"
+                 "mov.u32 %1, %%ctaid.y;"
+                 : "=r"(x), "=r"(y));
+    return work{(int64_t)(x / (uint32_t)d.clusters), (int32_t)y, (int32_t)(x % (uint32_t)d.clusters)};
+}
+
+/* A lane's part of 16 rows: lane/4 and that + 8; elements 32t + n and 32t + 16 + n of out[n]. Relative to `reference`,
+ * a dot product; the sum is over the lane's keys. */
+struct state {
+    float out[16][4], reference[2], sum[2];
+};
+
+/* By value, so that what a copy uses comes from the parameters each time. */
+template <bool V> static __device__ inline tile_source source(const decode_job &d, int64_t head)
+{
+    const msa_attention_args &a = d.job.args;
+    if (V)
+        return tile_source{(const uint8_t *)a.v + head * a.v_head_stride,
+                           (const uint8_t *)a.v_scale + head * a.v_scale_head_stride,
+                           a.v_page_stride,
+                           a.v_token_stride,
+                           a.v_scale_page_stride,
+                           is_quad(d) ? 8 : a.v_scale_token_stride,
+                           &d.v_map,
+                           (int32_t)head};
+    return tile_source{(const uint8_t *)a.k + head * a.k_head_stride,
+                       (const uint8_t *)a.k_scale + head * a.k_scale_head_stride,
+                       a.k_page_stride,
+                       a.k_token_stride,
+                       a.k_scale_page_stride,
+                       a.k_scale_token_stride,
+                       &d.k_map,
+                       (int32_t)head};
+}
+
+template <int GROUPS> static __device__ inline int group_of(void)
+{
+    return GROUPS == 1 ? 0 : threadIdx.x / GROUP;
+}
+
+template <int GROUPS> static __device__ inline void sync_group(void)
+{
+    if (GROUPS == 1)
+        __syncthreads();
+    else
+        barrier_meet(1 + group_of<GROUPS>(), GROUP);
+}
+
+/* ------------------------------------------------------------------------------------------------ the start */
+
+/* A lane's page of the row's list; anything if it is a padding row. */
+static __device__ inline cuda_page load_page_of_list(const cuda_attention &job, const work &w)
+{
+    const cuda_step &step = job.step;
+    int lane = threadIdx.x % CUDA_WARP;
+    int64_t list = w.kv_head / (job.desc.num_kv_heads / step.lists);
+    return lane < step.topk ? step.pages[(list * step.total_q + w.row) * step.topk + lane] : cuda_page{-1, -1};
+}
+
+/* One warp: the row's visible pages that the cache holds; each lane keeps its own if it is one of this block's. */
+template <storage STORAGE, int GROUPS>
+static __device__ inline void list_pages(const decode_job &d, const work &w, const cuda_page &page, int position,
+                                         memory<STORAGE, GROUPS> &m)
+{
+    using T = tile<STORAGE>;
+    const cuda_step &step = d.job.step;
+    int lane = threadIdx.x % CUDA_WARP;
+    bool there = page.logical >= 0 && page.physical >= 0 && page.physical < d.job.args.num_pages;
+    uint32_t mask = __ballot_sync(~0u, there);
+    if (page.logical >= 0 && !there)
+        atomicOr(step.error, MSA_ERROR_BIT_PAGE_ID);
+    if (lane == 0)
+        m.count = __popc(mask);
+    int part = __popc(mask & ((1u << lane) - 1)), block = part % d.clusters;
+    part /= d.clusters;
+    int group = part % GROUPS, i = part / GROUPS;
+    if (!there || block != w.rank)
+        return;
+    int keys = min(position + 1 - page.logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE);
+    group_memory<STORAGE, GROUPS> &own = m.group[group];
+    own.pages[i] = listed_page{page.physical, keys};
+    if (!d.bulk)
+        return;
+#pragma unroll
+    for (int half = 0; half < T::PER_PAGE; half++) {
+        int n = 2 * (T::PER_PAGE * i + half);
+        uint32_t to = shared_address(own.ring) + n * T::BYTES, full = shared_address(own.full) + n * 8;
+        if (half * T::KEYS < keys && n < own.SLOTS)
+            copy_tile<STORAGE>(to, source<false>(d, w.kv_head), page.physical, half, full);
+        if (half * T::KEYS < keys && n + 1 < own.SLOTS)
+            copy_tile<STORAGE>(to + T::BYTES, source<true>(d, w.kv_head), page.physical, half, full + 8);
+    }
+}
+
+/* One warp: the queries as operands. */
+template <storage STORAGE, bool E4M3, int GROUPS>
+static __device__ inline void stage_queries(const cuda_attention &job, const work &w, int half,
+                                            memory<STORAGE, GROUPS> &m)
+{
+    int lane = threadIdx.x % CUDA_WARP;
+    uint32_t pair[2][8];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int h = lane / 4 + 8 * r;
+        const char *row = (const char *)job.args.q + w.row * job.args.q_row_stride +
+                          ((int64_t)w.kv_head * job.ratio + h) * job.args.q_head_stride;
+        load_query_half<STORAGE, E4M3>(h < job.ratio ? row : nullptr, half, pair[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        m.q[4 * half + i][lane] = make_uint4(pair[0][2 * i], pair[1][2 * i], pair[0][2 * i + 1], pair[1][2 * i + 1]);
+}
+
+/* ------------------------------------------------------------------------------------------------ one page */
+
+/* S of the warp's keys. Keys past the visible ones: -inf; a visible key's -inf, which only an infinite input or
+ * overflow can make: NaN. */
+template <storage STORAGE, operand TYPE, int BLOCKS>
+static __device__ inline void score_keys(uint32_t k_tile, const tile_reader &r, uint32_t q, uint32_t table, int keys,
+                                         float (&s)[BLOCKS][4])
+{
+    using T = tile<STORAGE>;
+    int lane = threadIdx.x % CUDA_WARP, first = threadIdx.x / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS;
+    uint32_t at = k_tile + r.k, scale_at = k_tile + r.k_scale;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++)
+        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t a[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint4 x = load_shared_128(q + ((4 * half + i) * CUDA_WARP + lane) * 16);
+            a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
+        }
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+            uint32_t b[8];
+            load_keys<STORAGE>(at, scale_at, table, r.one, n, half, b);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                mma_16x8x16<TYPE>(s[n], a[i], b[2 * i], b[2 * i + 1]);
+        }
+    }
+    if (T::HALF)
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[n][i] = s[n][i] == -INFINITY ? NAN : s[n][i];
+    if (keys < first + T::WARP_KEYS)
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (first + 8 * n + T::key(lane % 4, i % 2) >= keys)
+                    s[n][i] = -INFINITY;
+}
+
+/* The maximum of each of the lane's rows over the warp's keys, for the other warps. */
+template <int BLOCKS>
+static __device__ inline void give_maximum(const float (&s)[BLOCKS][4], float (*part)[GROUP_WARPS], uint32_t given)
+{
+    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP % GROUP_WARPS;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float max = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+        for (int n = 1; n < BLOCKS; n++)
+            max = fmaxf(max, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
+        if (lane % 4 == 0)
+            part[lane / 4 + 8 * r][warp] = max;
+    }
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(given);
+}
+
+/* The page's maximum. Afterwards all warps have read the page's K, and the V of the page before. */
+static __device__ inline void take_maximum(const float (*part)[GROUP_WARPS], uint32_t given, int turn, float (&max)[2])
+{
+    barrier_wait(given, (uint32_t)turn);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float4 all = *(const float4 *)part[threadIdx.x % CUDA_WARP / 4 + 8 * r];
+        max[r] = fmaxf(fmaxf(all.x, all.y), fmaxf(all.z, all.w));
+    }
+}
+
+/* Moves the state to the page's reference; P of the page, rounded, as the a operands of PV. */
+template <operand TYPE, bool E4M3, int BLOCKS>
+static __device__ inline void page_probabilities(const float (&s)[BLOCKS][4], const float (&max)[2], float scale,
+                                                 float *largest, state &o, uint32_t (&p)[BLOCKS / 2][4])
+{
+    int lane = threadIdx.x % CUDA_WARP;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        constexpr float RANGE = TYPE == OPERAND_BF16 ? 0.0f : REFERENCE_RANGE;
+        float before = largest[lane / 4 + 8 * r];
+        float reference = (max[r] - before) * scale >= -RANGE ? max[r] : o.reference[r];
+        float weight = exp2_approx((o.reference[r] - reference) * scale), sum = 0;
+        if (lane % 4 == 0 && max[r] > before) /* another lane of the row that already sees it decides the same */
+            largest[lane / 4 + 8 * r] = max[r];
+        o.reference[r] = reference;
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+            float x[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                x[i] = exp2_approx((s[n][2 * r + i] - reference) * scale) * (E4M3 ? 448.0f : 1.0f);
+                sum += x[i];
+            }
+            p[n / 2][n % 2 * 2 + r] =
+                E4M3 ? e4m3_pair_to_f16(f32_pair_to_e4m3(x[0], x[1])) : pack_pair<TYPE>(x[0], x[1]);
+        }
+        o.sum[r] = fmaf(o.sum[r], weight, sum);
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            o.out[n][2 * r] *= weight;
+            o.out[n][2 * r + 1] *= weight;
+        }
+    }
+}
+
+/* Fetches tile n of a group, into this slot. By all threads of the group, or its first. What the address needs is found
+ * each time: there are no registers to keep it in. */
+template <storage STORAGE, bool V, int GROUPS>
+static __device__ inline void fetch(const decode_job &d, group_memory<STORAGE, GROUPS> &m, int n, int slot)
+{
+    using T = tile<STORAGE>;
+    int head = find_work(d).kv_head;
+    int page = m.pages[n / 2 / T::PER_PAGE].physical, half = n / 2 % T::PER_PAGE;
+    uint32_t to = shared_address(m.ring) + slot * T::BYTES, full = shared_address(m.full) + slot * 8;
+    if (!d.bulk)
+        copy_tile_together<STORAGE>(to, source<V>(d, head), page, half, full);
+    else if (threadIdx.x % GROUP == 0)
+        copy_tile<STORAGE>(to, source<V>(d, head), page, half, full);
+}
+
+/* The pages of a group. */
+template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS>
+static __device__ inline void attend_pages(const decode_job &d, const work &w, memory<STORAGE, GROUPS> &m, state &o)
+{
+    using T = tile<STORAGE>;
+    constexpr int SLOTS = group_memory<STORAGE, GROUPS>::SLOTS;
+    int group = group_of<GROUPS>();
+    group_memory<STORAGE, GROUPS> &own = m.group[group];
+    int parts = d.clusters * GROUPS, rest = m.count - (group * d.clusters + w.rank);
+    int pages = rest > 0 ? (rest - 1) / parts + 1 : 0, steps = pages * T::PER_PAGE;
+    if (T::HALF && pages && own.pages[pages - 1].keys <= T::KEYS)
+        steps--;
+    if (!d.bulk)
+        for (int n = 0; n < SLOTS && n < 2 * steps; n++)
+            if (n % 2)
+                fetch<STORAGE, true>(d, own, n, n);
+            else
+                fetch<STORAGE, false>(d, own, n, n);
+    uint32_t ring = shared_address(own.ring), full = shared_address(own.full), q = shared_address(m.q);
+    uint32_t table = shared_address(m.table);
+    tile_reader reader = make_reader<STORAGE>(is_quad(d));
+    asm("mov.b32 %0, 0x3C003C00;" : "=r"(reader.one)); /* 1, 1: opaque, so that it stays a product */
+    uint32_t given = shared_address(&own.given);
+    int slot = 0, turn = 0;
+    auto next_tile = [&]() {
+        uint32_t at = ring + slot * T::BYTES;
+        barrier_wait(full + slot * 8, turn);
+        if (++slot == SLOTS) {
+            slot = 0;
+            turn ^= 1;
+        }
+        return at;
+    };
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        int keys = own.pages[i / T::PER_PAGE].keys - i % T::PER_PAGE * T::KEYS;
+        float s[T::BLOCKS][4], max[2];
+        uint32_t p[T::BLOCKS / 2][4];
+        score_keys<STORAGE, TYPE>(next_tile(), reader, q, table, keys, s);
+        give_maximum(s, own.max[i % 2], given);
+        /* While the other warps' maxima are on their way: the first values. */
+        uint32_t v_tile = next_tile();
+        if (keys < T::KEYS)
+            clear_dead_values<STORAGE>(v_tile, keys, is_quad(d));
+        raw_values<STORAGE> raw;
+        constexpr bool EARLY = T::HALF || (T::NVFP4 && GROUPS == 1); /* the others have no registers left */
+        if (EARLY)
+            load_values(v_tile + reader.v, v_tile + reader.v_scale, table, 0, 0, raw);
+        take_maximum(own.max[i % 2], given, i % 2, max);
+        /* The slots of this K and the V before are free. They get the next tiles in order: as SLOTS is odd, a K
+         * first. */
+        static_assert(SLOTS % 2);
+        if (i > 0 && 2 * i - 1 + SLOTS < 2 * steps)
+            fetch<STORAGE, false>(d, own, 2 * i - 1 + SLOTS, slot < 3 ? slot - 3 + SLOTS : slot - 3);
+        if (2 * i + SLOTS < 2 * steps)
+            fetch<STORAGE, true>(d, own, 2 * i + SLOTS, slot < 2 ? slot - 2 + SLOTS : slot - 2);
+        page_probabilities<TYPE, E4M3>(s, max, m.scale, own.largest[threadIdx.x / CUDA_WARP % GROUP_WARPS], o, p);
+        constexpr int PARTS = 16 / T::PART, LOADS = T::HALF ? PARTS : 1; /* of 16 keys */
+#pragma unroll
+        for (int n = 0; n < T::BLOCKS / 2 * PARTS; n++) {
+            int block = n / PARTS, part = n % PARTS;
+            uint32_t low[T::PART], high[T::PART];
+            if ((n > 0 || !EARLY) && part < LOADS)
+                load_values(v_tile + reader.v, v_tile + reader.v_scale, table, block, part, raw);
+            widen_part(raw, reader.one, part, low, high);
+#pragma unroll
+            for (int e = 0; e < T::PART; e++)
+                mma_16x8x16<TYPE>(o.out[part * T::PART + e], p[block], low[e], high[e]);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ merging */
+
+/* Where four elements of a warp's O lie in its part: rows of 32 chunks of 16 bytes, permuted so that neither the
+ * writers nor the readers meet in a bank. */
+static __device__ inline int chunk_place(int row, int quad, int j)
+{
+    return row * (MSA_HEAD_DIM / 4) + 8 * quad + (j ^ (2 * quad + row % 2));
+}
+
+static __device__ inline void write_part(const state &o, float4 *part)
+{
+    int lane = threadIdx.x % CUDA_WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) { /* elements 32t + 4j and the next three */
+            int n = 4 * (j % 4), i = 2 * r + j / 4;
+            part[chunk_place(g + 8 * r, t, j)] =
+                make_float4(o.out[n][i], o.out[n + 1][i], o.out[n + 2][i], o.out[n + 3][i]);
+        }
+}
+
+/* Of a head: four elements, and the sum, relative to the reference. */
+struct merged {
+    float4 out;
+    float reference, sum;
+};
+
+/* The factor that moves a state to another reference; one that saw nothing, -inf, stays 0. */
+static __device__ inline float move_reference(float from, float to, float scale)
+{
+    return from == to ? 1.0f : exp2_approx((from - to) * scale);
+}
+
+static __device__ inline void add_weighted(merged &x, float weight, float4 out, float sum)
+{
+    x.out.x = fmaf(weight, out.x, x.out.x);
+    x.out.y = fmaf(weight, out.y, x.out.y);
+    x.out.z = fmaf(weight, out.z, x.out.z);
+    x.out.w = fmaf(weight, out.w, x.out.w);
+    x.sum = fmaf(weight, sum, x.sum);
+}
+
+/* Chunk `chunk` of a row, over the block's groups and warps. */
+template <storage STORAGE, int GROUPS>
+static __device__ inline merged merge_groups(const memory<STORAGE, GROUPS> &m, int row, int chunk, float scale)
+{
+    merged x = {make_float4(0, 0, 0, 0), m.group[0].reference[row], 0};
+#pragma unroll
+    for (int group = 1; group < GROUPS; group++)
+        x.reference = fmaxf(x.reference, m.group[group].reference[row]);
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        float weight = GROUPS == 1 ? 1.0f : move_reference(m.group[group].reference[row], x.reference, scale);
+#pragma unroll
+        for (int warp = 0; warp < GROUP_WARPS; warp++)
+            add_weighted(x, weight,
+                         *((const float4 *)((const char *)m.group[group].ring + warp * PART_BYTES) +
+                           row * (MSA_HEAD_DIM / 4) + chunk),
+                         m.group[group].sum[warp][row]);
+    }
+    return x;
+}
+
+/* Of the blocks of a cluster, in their order. */
+template <storage STORAGE, int GROUPS>
+static __device__ inline merged merge_blocks(const memory<STORAGE, GROUPS> &m, int blocks, int row, int chunk,
+                                             float scale)
+{
+    int rows = ROWS / blocks; /* of each block, one behind the other */
+    merged x = {make_float4(0, 0, 0, 0), -INFINITY, 0};
+#pragma unroll
+    for (int b = 0; b < MOST_BLOCKS; b++)
+        if (b < blocks)
+            x.reference = fmaxf(x.reference, m.state[b * rows + row].x);
+#pragma unroll
+    for (int b = 0; b < MOST_BLOCKS; b++)
+        if (b < blocks) {
+            float2 state = m.state[b * rows + row];
+            add_weighted(x, move_reference(state.x, x.reference, scale), m.out[b * rows + row][chunk], state.y);
+        }
+    return x;
+}
+
+/* Elements 4 * chunk ... of head `head` of the work's 16. */
+template <bool E4M3>
+static __device__ inline void write_result(const cuda_attention &job, const work &w, int head, int d, const merged &x,
+                                           float scale, float out_scale)
+{
+    if (head >= job.ratio)
+        return;
+    const cuda_result &result = job.result;
+    int64_t index = (int64_t)w.kv_head * job.ratio + head;
+    float factor = x.sum == 0 ? 0.0f : out_scale / x.sum; /* 0: the row saw nothing */
+    float a = finish(x.out.x, factor), b = finish(x.out.y, factor), c = finish(x.out.z, factor),
+          e = finish(x.out.w, factor);
+    *(uint2 *)((char *)result.out + w.row * result.out_row_stride + index * result.out_head_stride + 2 * d) =
+        result.dtype == MSA_BF16 ? make_uint2(pack_pair<OPERAND_BF16>(a, b), pack_pair<OPERAND_BF16>(c, e))
+                                 : make_uint2(pack_pair<OPERAND_F16>(a, b), pack_pair<OPERAND_F16>(c, e));
+    if (result.lse && d == 0)
+        *(float *)((char *)result.lse + w.row * result.lse_row_stride + index * result.lse_head_stride) =
+            x.sum == 0 ? -INFINITY : x.reference * scale * 0.693147181f + logf(x.sum / (E4M3 ? 448.0f : 1.0f));
+}
+
+/* ------------------------------------------------------------------------------------------------ the kernel */
+
+template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS>
+static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const __grid_constant__ decode_job d)
+{
+    extern __shared__ __align__(1024) char shared[];
+    using T = tile<STORAGE>;
+    memory<STORAGE, GROUPS> &m = *(memory<STORAGE, GROUPS> *)shared;
+    const cuda_attention &job = d.job;
+    int warp = uniform(threadIdx.x / CUDA_WARP), lane = threadIdx.x % CUDA_WARP;
+    work w = find_work(d);
+    if (threadIdx.x == 0) {
+        for (int g = 0; g < GROUPS; g++) {
+            for (int i = 0; i < m.group[g].SLOTS; i++)
+                barrier_init(shared_address(m.group[g].full + i), d.bulk ? 1 : GROUP);
+            barrier_init(shared_address(&m.group[g].given), GROUP_WARPS);
+        }
+        if (d.clusters > 1) {
+            barrier_init(shared_address(&m.merged), 1);
+            barrier_expect(shared_address(&m.merged), ROWS * (MSA_HEAD_DIM * 4 + sizeof(float2)));
+        }
+        fence_barriers();
+        if (!T::NVFP4 && d.bulk) {
+            prefetch_map(&d.k_map);
+            prefetch_map(&d.v_map);
+        }
+    }
+    __syncwarp();
+    if (d.clusters > 1)
+        cluster_arrive(); /* for peers: the barrier for their states is there */
+    if (T::NVFP4 && warp > 0)
+        for (int i = threadIdx.x - CUDA_WARP; i < 256; i += GROUPS * GROUP - CUDA_WARP)
+            m.table[i] = scaled_magnitudes((uint32_t)i);
+    grid_wait();
+    cuda_row where = job.step.rows[w.row];
+    cuda_page page = {-1, -1};
+    if (warp == 0) /* on its way together with the row */
+        page = load_page_of_list(job, w);
+    if (where.request < 0) {
+        if (d.clusters > 1)
+            cluster_wait();
+        return;
+    }
+    if (warp == 0)
+        list_pages<STORAGE, GROUPS>(d, w, page, where.position, m);
+    else if (warp <= 2)
+        stage_queries<STORAGE, E4M3, GROUPS>(job, w, warp - 1, m);
+    if (threadIdx.x == GROUP - 1) {
+        m.scale = logit_scale(job, w.kv_head);
+        m.out_scale = output_scale(job, w.kv_head);
+    }
+    grid_release();
+    for (int i = threadIdx.x; i < GROUPS * GROUP_WARPS * ROWS; i += GROUPS * GROUP)
+        m.group[i / (GROUP_WARPS * ROWS)].largest[0][i % (GROUP_WARPS * ROWS)] = -INFINITY;
+    __syncthreads();
+    state o = {};
+    o.reference[0] = o.reference[1] = -INFINITY;
+    attend_pages<STORAGE, TYPE, E4M3, GROUPS>(d, w, m, o);
+
+    w = find_work(d);
+    int group = group_of<GROUPS>(), part = threadIdx.x / CUDA_WARP % GROUP_WARPS;
+    sync_group<GROUPS>(); /* all have read their last tiles */
+    write_part(o, (float4 *)((char *)m.group[group].ring + part * PART_BYTES));
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = o.sum[r] + __shfl_xor_sync(~0u, o.sum[r], 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (lane % 4 == 0) {
+            m.group[group].sum[part][lane / 4 + 8 * r] = sum;
+            m.group[group].reference[lane / 4 + 8 * r] = o.reference[r]; /* the same of all warps */
+        }
+    }
+    if (d.clusters > 1)
+        cluster_wait(); /* all blocks have started */
+    __syncthreads();
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * MSA_HEAD_DIM / 4; i += GROUPS * GROUP) {
+        int row = i / (MSA_HEAD_DIM / 4), chunk = i % (MSA_HEAD_DIM / 4), quad = chunk / 8;
+        int at = 8 * quad + (chunk % 8 ^ (2 * quad + row % 2)); /* the chunk of d that lies there */
+        merged x = merge_groups(m, row, chunk, m.scale);
+        if (d.clusters == 1) {
+            write_result<E4M3>(job, w, row, 4 * at, x, m.scale, m.out_scale);
+            continue;
+        }
+        int rows = ROWS / d.clusters, owner = row / rows, place = w.rank * rows + row % rows;
+        uint32_t barrier = cluster_address(shared_address(&m.merged), owner);
+        store_async(cluster_address(shared_address(&m.out[place][at]), owner), x.out, barrier);
+        if (chunk == 0)
+            store_async(cluster_address(shared_address(&m.state[place]), owner), make_float2(x.reference, x.sum),
+                        barrier);
+    }
+    if (d.clusters == 1)
+        return;
+    barrier_wait(shared_address(&m.merged), 0);
+    for (int i = threadIdx.x; i < ROWS / d.clusters * (MSA_HEAD_DIM / 4); i += GROUPS * GROUP) {
+        int row = i / (MSA_HEAD_DIM / 4), chunk = i % (MSA_HEAD_DIM / 4);
+        merged x = merge_blocks(m, d.clusters, row, chunk, m.scale);
+        write_result<E4M3>(job, w, w.rank * (ROWS / d.clusters) + row, 4 * chunk, x, m.scale, m.out_scale);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ the plan */
+
+/* By capacities alone. `items`: rows times KV heads. Chosen by measuring the shapes for 1 to 512 items on an H200 (132
+ * SMs). Of 512 blocks in clusters of 16, or 128 blocks of four groups in clusters of 4, not all run at once, because a
+ * cluster must fit into a GPC; they took twice as long. NVFP4, which is bound by its conversions, likes more warps on
+ * fewer pages than the others, which wait for memory. */
+struct shape {
+    int32_t clusters, groups;
+};
+
+static shape choose_shape(const struct cuda_attention *job)
+{
+    int64_t items = job->desc.max_total_q * job->desc.num_kv_heads, sms = job->num_sms;
+    bool nvfp4 = job->desc.kv_dtype == MSA_NVFP4;
+    shape s = items * 16 <= 2 * sms       ? shape{16, 1}
+              : items * 8 <= 2 * sms      ? shape{8, 1}
+              : items * 2 <= sms          ? shape{2, nvfp4 ? 4 : 2}
+              : items <= sms              ? shape{1, 4}
+              : items <= 2 * sms && nvfp4 ? shape{1, 2}
+                                          : shape{1, 1};
+    while (s.groups > 1 && s.clusters * s.groups >= 2 * job->desc.topk) /* no page for some */
+        s.groups /= 2;
+    while (s.clusters > 1 && s.clusters >= 2 * job->desc.topk)
+        s.clusters /= 2;
+    return s;
+}
+
+static bool plan_decode(struct cuda_attention *job)
+{
+    if (job->desc.partials || job->desc.strategy == MSA_STRATEGY_PAGE_MAJOR)
+        return attention_smxx.plan(job);
+    shape s = choose_shape(job);
+    job->num_splits = s.clusters * s.groups;
+    job->pages_per_split = (job->desc.topk + job->num_splits - 1) / job->num_splits;
+    job->merges_itself = true;
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------ launchers */
+
+/* Whether the copy engine can fetch tiles; makes the maps that it needs for it. */
+static bool plan_copies(decode_job *d)
+{
+    const struct cuda_attention *job = &d->job;
+    const msa_attention_args &a = job->args;
+    int64_t heads = job->desc.num_kv_heads, pages = a.num_pages;
+    tensor_layout k = {a.k, a.k_token_stride, a.k_head_stride, a.k_page_stride, heads, pages};
+    tensor_layout v = {a.v, a.v_token_stride, a.v_head_stride, a.v_page_stride, heads, pages};
+    if (job->desc.kv_dtype == MSA_NVFP4) {
+        tensor_layout k_scale = {a.k_scale, a.k_scale_token_stride, a.k_scale_head_stride, a.k_scale_page_stride, heads,
+                                 pages};
+        tensor_layout v_scale = {
+            a.v_scale, is_quad(*d) ? 8 : a.v_scale_token_stride, a.v_scale_head_stride, a.v_scale_page_stride, heads,
+            pages};
+        return is_dense(k, 64) && is_dense(v, 64) && is_dense(k_scale, 8) && is_dense(v_scale, 8);
+    }
+    bool e4m3 = job->desc.kv_dtype == MSA_E4M3;
+    int row_bytes = e4m3 ? 128 : 256, keys = e4m3 ? 128 : 64;
+    return map_tensor(job->encode_tensor, &d->k_map, k, row_bytes, keys) &&
+           map_tensor(job->encode_tensor, &d->v_map, v, row_bytes, keys);
+}
+
+template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS>
+static cudaError_t launch_attend(const decode_job &d, cudaStream_t stream)
+{
+    auto kernel = attend<STORAGE, TYPE, E4M3, GROUPS>;
+    using M = memory<STORAGE, GROUPS>;
+    size_t bytes = d.clusters > 1 ? sizeof(M) : offsetof(M, state);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(M));
+    if (!error && d.clusters > 8)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error)
+        return error;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {(unsigned)d.clusters, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(d.job.step.total_q * d.clusters), (unsigned)d.job.desc.num_kv_heads);
+    config.blockDim = dim3(GROUPS * GROUP);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = d.clusters > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, kernel, d);
+}
+
+template <storage STORAGE, operand TYPE, bool E4M3>
+static cudaError_t launch_shape(const decode_job &d, int groups, cudaStream_t stream)
+{
+    return groups == 4   ? launch_attend<STORAGE, TYPE, E4M3, 4>(d, stream)
+           : groups == 2 ? launch_attend<STORAGE, TYPE, E4M3, 2>(d, stream)
+                         : launch_attend<STORAGE, TYPE, E4M3, 1>(d, stream);
+}
+
+static cudaError_t run_decode(const struct cuda_attention *job, cudaStream_t stream)
+{
+    if (job->desc.partials)
+        return attention_smxx.run(job, stream);
+    shape s = choose_shape(job);
+    decode_job d = {};
+    d.job = *job;
+    d.clusters = s.clusters;
+    d.bulk = plan_copies(&d);
+    msa_dtype q = job->desc.q_dtype, kv = job->desc.kv_dtype;
+    if (q == MSA_E4M3)
+        return kv == MSA_E4M3 ? launch_shape<STORAGE_E4M3, OPERAND_F16, true>(d, s.groups, stream)
+                              : launch_shape<STORAGE_NVFP4_E4M3, OPERAND_F16, true>(d, s.groups, stream);
+    if (q == MSA_BF16)
+        return launch_shape<STORAGE_HALF, OPERAND_BF16, false>(d, s.groups, stream);
+    return kv == MSA_FP16 ? launch_shape<STORAGE_HALF, OPERAND_F16, false>(d, s.groups, stream)
+                          : launch_shape<STORAGE_E4M3, OPERAND_F16, false>(d, s.groups, stream);
+}
+
+const struct cuda_attention_kernel decode_sm90 = {plan_decode, nullptr, run_decode};
