@@ -251,6 +251,17 @@ static int run_ops(struct bench *bench, const enum bench_op *ops, int num_ops)
     return status;
 }
 
+/* What results are measured, compared and written by: peak has no results. */
+static int refuse_result_options(void)
+{
+    for (const struct poptOption *option = option_table; option->longName; option++) {
+        bool given = option->argInfo == POPT_ARG_NONE ? *(int *)option->arg != 0 : *(char **)option->arg != NULL;
+        if (given && option->arg != &texts.device)
+            return cli_error("--%s: not an option of peak", option->longName);
+    }
+    return CLI_OK;
+}
+
 /* msa bench peak: the ceilings that results are set against. */
 static int print_cuda_peaks(int32_t ordinal)
 {
@@ -273,7 +284,8 @@ static int print_cuda_peaks(int32_t ordinal)
 static int print_peaks(void)
 {
     int32_t ordinal = MSA_DEVICE_CPU;
-    if (texts.device && parse_device("--device", texts.device, &ordinal) != CLI_OK)
+    if (refuse_result_options() != CLI_OK ||
+        (texts.device && parse_device("--device", texts.device, &ordinal) != CLI_OK))
         return CLI_BAD;
     if (ordinal != MSA_DEVICE_CPU)
         return print_cuda_peaks(ordinal);
