@@ -116,8 +116,8 @@ msa_status check_merge_args(const msa_merge_args *args, struct merge_job *job);
 msa_status check_quantise_args(const msa_quantise_args *args, msa_quantise_args *resolved);
 msa_status check_convert_args(const msa_convert_args *args, msa_convert_args *resolved);
 msa_status check_cache_write_args(const msa_cache_write_args *args, msa_cache_write_args *resolved);
-/* Copies the first `expected` bytes of a caller's struct, whose first field is its size. Smaller ones are refused, and larger
- * ones with anything but zeros past those bytes. */
+/* Copies the first `expected` bytes of a caller's struct, whose first field is its size. Smaller ones are refused, and
+ * larger ones with anything but zeros past those bytes. */
 msa_status check_struct(const char *name, const void *from, void *to, size_t expected);
 
 const char *dtype_name(msa_dtype dtype);
