@@ -368,10 +368,10 @@ static __device__ inline int row_pages(const cuda_topk &job, int64_t row)
         int32_t n = job.args.valid_pages[row];
         return n < 0 ? 0 : n < job.args.columns ? n : job.args.columns;
     }
-    cuda_row where = job.rows[row];
-    if (where.request < 0)
+    int2 where = ((const int2 *)job.rows)[row]; /* request and position, by one load */
+    if (where.x < 0)
         return -1;
-    int32_t n = where.position < 0 ? 0 : where.position / MSA_PAGE_SIZE + 1;
+    int32_t n = where.y < 0 ? 0 : where.y / MSA_PAGE_SIZE + 1;
     return n < job.args.columns ? n : job.args.columns;
 }
 
