@@ -285,14 +285,19 @@ static __global__ void __launch_bounds__(IMAGE_THREADS) write_image(const __grid
 /* ------------------------------------------------------------------------------------------------ the plan of a step
  */
 
-/* Tiles differ in pages and rows, so they are cut by cost: a page costs its blocks of 64 rows, a task its start. Places
- * of equal cost from each other bound the blocks' parts. */
-static __device__ int32_t tile_blocks(const cuda_index &job, const cuda_tile &tile)
+/* Tiles differ in pages and rows, so they are cut by cost: of a page by its blocks of 64 rows, and of a task's start.
+ * Places of equal cost from each other bound the blocks' parts. The unit is a 16th of what a page costs four groups, 1100
+ * clocks; one block's page costs more than a quarter of that, as it has to be copied all the same. */
+static __device__ int32_t page_cost(const cuda_index &job, const cuda_tile &tile)
 {
-    return (tile.num_rows * job.desc.num_index_heads + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int blocks = (tile.num_rows * job.desc.num_index_heads + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    if (!is_fast(job)) /* 16 bit: 800, 1050, 1575 */
+        return blocks == 1 ? 12 : blocks == 2 ? 15 : 23;
+    return blocks == 1 ? 7 : blocks == 2 ? 9 : blocks == 3 ? 12 : 16;
 }
+enum { TASK_COST = 36 }; /* 2500 clocks */
 
-static __device__ place find_place(const cuda_index &job, const int64_t *cost, int64_t wanted, int task_cost)
+static __device__ place find_place(const cuda_index &job, const int64_t *cost, int64_t wanted)
 {
     int32_t low = 0, high = job.step.num_tiles; /* cost[low] <= wanted < cost[high] */
     if (wanted >= cost[high])
@@ -305,12 +310,12 @@ static __device__ place find_place(const cuda_index &job, const int64_t *cost, i
             high = middle;
     }
     cuda_tile tile = job.step.tiles[low];
-    int64_t blocks = tile_blocks(job, tile), pages = (wanted - cost[low] - task_cost + blocks / 2) / blocks,
+    int64_t a_page = page_cost(job, tile), pages = (wanted - cost[low] - TASK_COST + a_page / 2) / a_page,
             history = history_pages(job.step, tile);
     return place{low, (int32_t)(pages < 0 ? 0 : pages < history ? pages : history), tile};
 }
 
-static __global__ void __launch_bounds__(SCAN_THREADS) cut_tiles(const cuda_index job, int task_cost)
+static __global__ void __launch_bounds__(SCAN_THREADS) cut_tiles(const cuda_index job)
 {
     grid_release();
     grid_wait();
@@ -321,7 +326,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_tiles(const cuda_inde
         if (i < job.step.num_tiles) {
             cuda_tile tile = job.step.tiles[i];
             int64_t pages = history_pages(job.step, tile);
-            own = pages ? task_cost + pages * tile_blocks(job, tile) : 0;
+            own = pages ? TASK_COST + pages * page_cost(job, tile) : 0;
         }
         int64_t in_round = block_scan<sum>(own, &all);
         if (i < job.step.num_tiles)
@@ -332,7 +337,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_tiles(const cuda_inde
         cost[0] = 0;
     __syncthreads();
     for (int b = threadIdx.x; b <= job.num_sms; b += SCAN_THREADS)
-        places[b] = find_place(job, cost, before * b / job.num_sms, task_cost);
+        places[b] = find_place(job, cost, before * b / job.num_sms);
 }
 
 /* ------------------------------------------------------------------------------------------------ launchers */
@@ -364,8 +369,7 @@ static void begin(struct cuda_index *job)
 
 static cudaError_t prepare(const struct cuda_index *job, cudaStream_t stream)
 {
-    /* The start of a task in pages of 64 rows: 2500 clocks of 275 (FP8) or 525. */
-    return launch(cut_tiles, 1, SCAN_THREADS, 0, job->step.dependent_launch, stream, *job, is_fast(*job) ? 9 : 5);
+    return launch(cut_tiles, 1, SCAN_THREADS, 0, job->step.dependent_launch, stream, *job);
 }
 
 /* The keys as the copies' tensor: 128 bytes of a key at once, swizzled, all keys of a page. */

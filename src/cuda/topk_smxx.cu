@@ -413,9 +413,7 @@ static __device__ void select_short_row(const cuda_topk &job, int64_t row, int n
 
 /* A row a warp, all heads a row of the grid. */
 template <int KEYS>
-static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS > LONG_KEYS    ? 2
-                                                                 : KEYS > SHORT_KEYS ? 3
-                                                                                     : 4)
+static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS > LONG_KEYS ? 2 : 4)
     select_short_rows(const cuda_topk job)
 {
     __shared__ team_memory<1> memory[BLOCK_WARPS];
