@@ -24,7 +24,7 @@ endif()
 # msa_add_test(NAME LABELS COMMAND...): tests run in the source tree; MSA_CASES may name a folder with more case files.
 function(msa_add_test name labels)
     add_test(NAME ${name} COMMAND ${ARGN} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-    set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 900)
+    set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 1800)
     if(TEST_ENVIRONMENT)
         set_tests_properties(${name} PROPERTIES ENVIRONMENT "${TEST_ENVIRONMENT}")
     endif()
