@@ -185,6 +185,21 @@ static void check_exact_scores(harness *h, int pair)
     }
 }
 
+/* Few rows under a plan for many: kernels choose tiles by the step, in a workspace cut by the plan. */
+static void check_few_of_many(harness *h, int pair)
+{
+    for (int fast = 0; fast < 2; fast++) {
+        index_spec s = pair_spec(pair);
+        s.heads = 2;
+        s.precision = fast ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
+        s.requests = batch_of(4, LENGTHS(140, 0, 1, 130), LENGTHS(2200, 900, 1500, 700));
+        s.requests.max_batch = 9;
+        s.requests.max_total_q = 5000;
+        s.requests.max_kv_len = 4000;
+        test(h, &s, "few-of-many", fast);
+    }
+}
+
 /* index_prefill and index_decode give the same bits. */
 static void check_same_bits(harness *h, int pair)
 {
@@ -218,6 +233,7 @@ void check_index(harness *h)
         check_exact_scores(h, pair);
         check_same_bits(h, pair);
         check_many_rows(h, pair);
+        check_few_of_many(h, pair);
         for (int i = 0; i < randoms; i++)
             check_random(h, pair, i);
     }

@@ -28,7 +28,7 @@
  *
  * Floor: 2*128*128 FLOP a row and page; measured rates of the tensor cores in long runs are 1658 TFLOP/s (FP8) and 861
  * (16 bit). 8192 queries after 120K, 1 head: 161 us and 309 us. Measured there on 2026-11-29, H200 SXM: FP8 fast 169 us;
- * with the top-k (16 us) FP8 fast 184, FP8 exact 332, BF16 337, NVFP4 fast 199.
+ * with the top-k (16 us) FP8 fast 183, FP8 exact 332, BF16 333, NVFP4 fast 200.
  */
 #include "maxima_sm90.cuh"
 #include "score_sm90.cuh"
