@@ -21,6 +21,13 @@
 
 enum { BLOCK_WARPS = 8, FEW_KEYS = 4, SHORT_KEYS = 8, LONG_KEYS = 32, LONGEST_KEYS = 64 }; /* scores a lane */
 
+/* Blocks an SM, as many as registers allow without spills; code for sm_100 and later takes more of them. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+enum { BLOCKS = 4, LONG_BLOCKS = 3, LONGEST_BLOCKS = 1, TEAM_BLOCKS = 2 };
+#else
+enum { BLOCKS = 4, LONG_BLOCKS = 4, LONGEST_BLOCKS = 2, TEAM_BLOCKS = 3 };
+#endif
+
 /* ------------------------------------------------------------------------------------------------ teams */
 
 /* What a row's warps share. */
@@ -413,7 +420,9 @@ static __device__ void select_short_row(const cuda_topk &job, int64_t row, int n
 
 /* A row a warp, all heads a row of the grid. */
 template <int KEYS>
-static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS > LONG_KEYS ? 2 : 4)
+static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS > LONG_KEYS    ? LONGEST_BLOCKS
+                                                                 : KEYS > SHORT_KEYS ? LONG_BLOCKS
+                                                                                     : BLOCKS)
     select_short_rows(const cuda_topk job)
 {
     __shared__ team_memory<1> memory[BLOCK_WARPS];
@@ -428,7 +437,7 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, KEYS > LONG_KEY
 
 /* Rows of any length, for each head BLOCK_WARPS + 1 rows of the grid: of 8 matrix rows the longer ones have a block
  * each, and the last block has the others. */
-static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, 3) select_rows(const cuda_topk job)
+static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, TEAM_BLOCKS) select_rows(const cuda_topk job)
 {
     __shared__ union {
         team_memory<1> warp[BLOCK_WARPS];
