@@ -17,8 +17,9 @@
  * Floor: the bytes of the visible pages at 4.69 TB/s; with NVFP4 also 13 ALU operations for 8 elements of K and 28 for
  * 16 of V, a turn of two cycles each: 900 of the 1670 cycles that a page takes an SM.
  * Measured on an H200, 2026-11-29, us a call in a chain of calls in one graph, cold inputs, context 32K, 16 pages, 64/4
- * heads: batch 128 NVFP4 66, E4M3 73, BF16 136 (37, 78, 84 % of the floor's rate); batch 32 22.6, 22.9, 37.0; batch 8
- * 12.6, 12.1, 15.9; batch 1 with 16/1 heads 6.8, 6.5, 7.2.
+ * heads: batch 128 NVFP4 66, E4M3 73, BF16 136 (49, 78, 84 % of the floor's rate); batch 32 23.2, 23.4, 37.3; batch 8
+ * 13.0, 12.4, 16.0; batch 1 with 16/1 heads 7.5, 7.1, 7.7. Launches that start while the one ahead drains saved 0.3 to
+ * 0.7 us of that; they are not used since an address fault was seen once in a test of such a build.
  */
 #include "attention.cuh"
 #include "decode_sm90.cuh"
@@ -531,7 +532,6 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     if (T::NVFP4 && warp > 0)
         for (int i = threadIdx.x - CUDA_WARP; i < 256; i += GROUPS * GROUP - CUDA_WARP)
             m.table[i] = scaled_magnitudes((uint32_t)i);
-    grid_wait();
     cuda_row where = job.step.rows[w.row];
     cuda_page page = {-1, -1};
     if (warp == 0) /* on its way together with the row */
@@ -672,18 +672,16 @@ static cudaError_t launch_attend(const decode_job &d, cudaStream_t stream)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error)
         return error;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {(unsigned)d.clusters, 1, 1};
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {(unsigned)d.clusters, 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)(d.job.step.total_q * d.clusters), (unsigned)d.job.desc.num_kv_heads);
     config.blockDim = dim3(GROUPS * GROUP);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = d.clusters > 1 ? 2 : 1;
+    config.attrs = &cluster;
+    config.numAttrs = d.clusters > 1 ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, d);
 }
 

@@ -182,10 +182,11 @@ static __device__ inline int32_t load_page_id(const int32_t *table, int32_t page
     return page < end ? table[page] : -1;
 }
 
-/* Pages [page, end) of a tile. `slot` and `turn` go on from one call to the next. */
+/* Pages [page, end) of a tile. `slot`, `turn` and `done`, the pages so far, go on from one call to the next: maxima
+ * take turns in two places, and the warp that reads one may be a page behind those that write the other. */
 template <storage STORAGE>
 static __device__ void score_pages(const index_job &d, const cuda_tile &t, int32_t page, int32_t end,
-                                   memory<STORAGE> &m, int &slot, int &turn)
+                                   memory<STORAGE> &m, int &slot, int &turn, int &done)
 {
     using T = tile<STORAGE>;
     const cuda_index &job = d.job;
@@ -268,7 +269,7 @@ static __device__ void score_pages(const index_job &d, const cuda_tile &t, int32
 #pragma unroll 1
     for (int n = 0; n < tiles; n++) {
         int i = n / T::PER_PAGE;
-        float(*part)[MOST_HEADS] = m.part[group][i % 2];
+        float(*part)[MOST_HEADS] = m.part[group][(done + i) % 2];
         barrier_wait(full + slot * 8, turn);
         for (int first = 0; first < rows; first += TILE_ROWS) {
             float best[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
@@ -312,6 +313,7 @@ static __device__ void score_pages(const index_job &d, const cuda_tile &t, int32
             turn ^= 1;
         }
     }
+    done += end - page;
 }
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
@@ -336,11 +338,11 @@ static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_co
     grid_release();
     part p = ((const part *)d.job.memory)[group * gridDim.x + blockIdx.x];
     __syncthreads();
-    int slot = 0, turn = 0;
+    int slot = 0, turn = 0, done = 0;
     cuda_tile t = p.tile;
     while (p.pages > 0) {
         int32_t pages = min(history_pages(d.job.step, t) - p.first_page, p.pages);
-        score_pages<STORAGE>(d, t, p.first_page, p.first_page + pages, m, slot, turn);
+        score_pages<STORAGE>(d, t, p.first_page, p.first_page + pages, m, slot, turn, done);
         p.pages -= pages;
         p.first_page = 0;
         p.index++;
