@@ -601,8 +601,8 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
 
 /* ------------------------------------------------------------------------------------------------ the plan */
 
-/* By capacities alone. `items`: rows times KV heads. Chosen by measuring the shapes for 1 to 512 items on an H200 (132
- * SMs). Of 512 blocks in clusters of 16, or 128 blocks of four groups in clusters of 4, not all run at once, because a
+/* By capacities alone. `items`: rows times KV heads. Chosen by measuring the shapes for 1, 4, 32, 64, 128, 256
+ * and 512 items on an H200 (132 SMs). Of 512 blocks in clusters of 16, or 128 blocks of four groups in clusters of 4, not all run at once, because a
  * cluster must fit into a GPC; they took twice as long. NVFP4, which is bound by its conversions, likes more warps on
  * fewer pages than the others, which wait for memory. */
 struct shape {
@@ -613,7 +613,8 @@ static shape choose_shape(const struct cuda_attention *job)
 {
     int64_t items = job->desc.max_total_q * job->desc.num_kv_heads, sms = job->num_sms;
     bool nvfp4 = job->desc.kv_dtype == MSA_NVFP4;
-    shape s = items * 16 <= 2 * sms       ? shape{16, 1}
+    shape s = items * 16 <= sms           ? shape{16, 1}
+              : items * 8 <= sms          ? shape{8, 2}
               : items * 8 <= 2 * sms      ? shape{8, 1}
               : items * 2 <= sms          ? shape{2, nvfp4 ? 4 : 2}
               : items <= sms              ? shape{1, 4}
