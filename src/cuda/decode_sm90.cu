@@ -602,9 +602,9 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
 /* ------------------------------------------------------------------------------------------------ the plan */
 
 /* By capacities alone. `items`: rows times KV heads. Chosen by measuring the shapes for 1, 4, 32, 64, 128, 256
- * and 512 items on an H200 (132 SMs). Of 512 blocks in clusters of 16, or 128 blocks of four groups in clusters of 4, not all run at once, because a
- * cluster must fit into a GPC; they took twice as long. NVFP4, which is bound by its conversions, likes more warps on
- * fewer pages than the others, which wait for memory. */
+ * and 512 items on an H200 (132 SMs). Of 512 blocks in clusters of 16, or 128 blocks of four groups in clusters of 4,
+ * not all run at once, because a cluster must fit into a GPC; they took twice as long. NVFP4, which is bound by its
+ * conversions, likes more warps on fewer pages than the others, which wait for memory. */
 struct shape {
     int32_t clusters, groups;
 };
