@@ -172,7 +172,8 @@ typedef struct msa_context_options {
     int32_t num_threads; /* CPU: threads to use, 1..1024; 0: what OpenMP would (with parallel_for: must be given) */
     const char *isa;     /* CPU: cap on the instruction set: "c", "avx2", "avx512", "avx512bf16", "amx", "neon"; NULL: the
                             environment variable MSA_ISA, and without it (or empty) the fastest level of this machine,
-                            which on Intel is avx512 even where avx512bf16 exists */
+                            which is amx where the system permits it; else, on Intel, avx512 even where
+                            avx512bf16 exists. amx adds in another order: its bits differ from the others' */
     msa_parallel_for_fn *parallel_for; /* NULL: OpenMP */
     void *parallel_for_data;
     msa_alloc_fn *alloc; /* both NULL: malloc and free */

@@ -6,8 +6,8 @@
  * Scores and, over them, P stay in the tile's scratch: 8 KiB a unit, in L1. The page's largest score is taken from the
  * sums while they are in registers.
  */
-#include "exp2.h"
 #include "product_zmm.h"
+#include "softmax_zmm.h"
 
 enum { AHEAD_STEPS = 4 * PAIR };
 
@@ -54,105 +54,6 @@ INLINE int page_scores(struct operands *operands, const operand *const *q, float
     return ranked;
 }
 
-/* ------------------------------------------------------------------------------------------------ softmax */
-
-/* exp2_nonpositive of exp2.h */
-INLINE __m512 exp2_zmm(__m512 x, const struct exp2_scale *scale, const float factor)
-{
-    __m512 high = _mm512_set1_ps(scale->high), round = _mm512_set1_ps(EXP2_ROUND);
-    x = _mm512_max_ps(_mm512_set1_ps(scale->lowest), x);
-    __m512 shifted = _mm512_fmadd_ps(x, high, round);
-    __m512 f = _mm512_fmsub_ps(x, high, _mm512_sub_ps(shifted, round));
-    f = _mm512_fmadd_ps(x, _mm512_set1_ps(scale->low), f);
-    __m512 p = _mm512_set1_ps(EXP2_C6 * factor);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C5 * factor));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C4 * factor));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C3 * factor));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C2 * factor));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C1 * factor));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C0 * factor));
-    return _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
-}
-
-INLINE __m512 round_probability(__m512 p, const enum cpu_rounding rounding)
-{
-    if (rounding == ROUND_E4M3) {
-        /* Adding and subtracting 2^20 times p's power of two (at least 2^-6) leaves E4M3's four bits; p is at most
-         * 448. */
-        __m512i power = _mm512_and_si512(_mm512_castps_si512(_mm512_max_ps(p, _mm512_set1_ps(0x1p-6f))),
-                                         _mm512_set1_epi32(0x7F800000));
-        __m512 added = _mm512_fmadd_ps(_mm512_castsi512_ps(power), _mm512_set1_ps(0x1p20f), p);
-        return _mm512_fnmadd_ps(_mm512_castsi512_ps(power), _mm512_set1_ps(0x1p20f), added);
-    }
-    if (rounding == ROUND_FP16)
-        return _mm512_cvtph_ps(_mm512_cvtps_ph(p, _MM_FROUND_TO_NEAREST_INT));
-    /* A NaN stays one: it comes from 16-bit formats or from the machine, so its lower half is 0. */
-    __m512i bits = _mm512_castps_si512(p), odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    return _mm512_castsi512_ps(_mm512_and_epi32(bits, _mm512_set1_epi32((int)0xFFFF0000)));
-}
-
-/* Scores become P in place: the pair of keys at `key`, of which `count` are seen. */
-INLINE void softmax_pair(float *scores, int key, int count, __m512 max, const struct exp2_scale *scale, __m512 *sum,
-                         const enum cpu_rounding rounding)
-{
-    const float factor = rounding == ROUND_E4M3 ? 448.0f : 1.0f;
-    __m512 p[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    UNROLL
-    for (int i = 0; i < count; i++) {
-        p[i] = exp2_zmm(_mm512_sub_ps(_mm512_load_ps(scores + (key + i) * UNIT_LANES), max), scale, factor);
-        sum[i] = _mm512_add_ps(sum[i], p[i]);
-        p[i] = round_probability(p[i], rounding);
-    }
-    store_pair((operand *)scores + key / 2 * PAIR * UNIT_LANES, p[0], p[1]);
-}
-
-INLINE __m512 softmax(float *scores, int keys, __m512 max, const struct exp2_scale *scale,
-                      const enum cpu_rounding rounding)
-{
-    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int key = 0; key + 2 <= keys; key += 2)
-        softmax_pair(scores, key, 2, max, scale, sum, rounding);
-    if (keys & 1)
-        softmax_pair(scores, keys - 1, 1, max, scale, sum, rounding);
-    return _mm512_add_ps(sum[0], sum[1]);
-}
-
-/* How a page's result enters a unit's state: acc = acc*old + out*page. */
-struct weights {
-    __m512 old, page;
-};
-
-/* Turns a unit's scores into P and merges maximum and sum; max and min are those of the first `ranked` keys. */
-static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visit *visit, float *scores, int ranked,
-                                    __m512 max, __m512 min)
-{
-    for (int key = ranked; key < visit->keys; key++) {
-        __m512 score = _mm512_load_ps(scores + key * UNIT_LANES);
-        max = _mm512_max_ps(score, max);
-        min = _mm512_min_ps(score, min);
-    }
-    const struct exp2_scale scale = tile->scale;
-    __m512 sum;
-    if (tile->rounding == ROUND_E4M3)
-        sum = softmax(scores, visit->keys, max, &scale, ROUND_E4M3);
-    else if (tile->rounding == ROUND_BF16)
-        sum = softmax(scores, visit->keys, max, &scale, ROUND_BF16);
-    else
-        sum = softmax(scores, visit->keys, max, &scale, ROUND_FP16);
-    __mmask16 overflowed = _mm512_cmp_ps_mask(min, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
-    sum = _mm512_mask_mov_ps(sum, overflowed, _mm512_set1_ps(NAN));
-
-    float *unit_max = tile->max + visit->unit * UNIT_LANES, *unit_sum = tile->sum + visit->unit * UNIT_LANES;
-    __m512 old_max = _mm512_load_ps(unit_max), new_max = _mm512_max_ps(max, old_max);
-    struct weights w = {exp2_zmm(_mm512_sub_ps(old_max, new_max), &scale, 1.0f),
-                        exp2_zmm(_mm512_sub_ps(max, new_max), &scale, 1.0f)};
-    sum = _mm512_fmadd_ps(_mm512_load_ps(unit_sum), w.old, _mm512_mul_ps(sum, w.page));
-    _mm512_mask_store_ps(unit_sum, visit->lanes, sum);
-    _mm512_mask_store_ps(unit_max, visit->lanes, new_max);
-    return w;
-}
-
 /* ------------------------------------------------------------------------------------------------ output */
 
 /* Adds the pages' P*V to the accumulators. Units that see fewer keys than others of the group end earlier. */
@@ -181,11 +82,8 @@ INLINE void add_output(const struct cpu_tile *tile, struct operands *operands, c
             }
             float *acc = tile->acc + (visits[j].unit * 128 + d) * UNIT_LANES;
             UNROLL
-            for (int i = 0; i < rows; i++) {
-                __m512 old = _mm512_load_ps(acc + i * UNIT_LANES),
-                       page = _mm512_mul_ps(sums[i * units + j], weights[j].page);
-                _mm512_store_ps(acc + i * UNIT_LANES, _mm512_mask_fmadd_ps(old, visits[j].lanes, weights[j].old, page));
-            }
+            for (int i = 0; i < rows; i++)
+                merge_output(acc + i * UNIT_LANES, sums[i * units + j], &visits[j], &weights[j]);
         }
     }
 }

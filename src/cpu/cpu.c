@@ -238,8 +238,7 @@ static msa_status choose_isa(const char *name, enum cpu_isa *isa)
             *isa = (enum cpu_isa)candidate;
             return isa_supported(*isa) ? MSA_SUCCESS : fail(MSA_ERROR_UNSUPPORTED, "isa = \"%s\": this machine lacks it", name);
         }
-        if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()) &&
-            candidate != ISA_AMX)
+        if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()))
             *isa = (enum cpu_isa)candidate;
     }
     return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon", name) : MSA_SUCCESS;

@@ -12,9 +12,10 @@
  *   OPERAND_F32    K [128 keys][128] float, V [8][128 keys][16 d] float, Q [128 d][16 lanes] float
  *   OPERAND_BF16   K [128 keys][64 pairs] of BF16 pairs, V [8][64 key pairs][16 d] of pairs (even key, odd key),
  *                  Q [64 pairs][16 lanes] of pairs (even d, odd d)
- *   OPERAND_TILE   K and Q as OPERAND_BF16, for AMX
+ *   OPERAND_TILE   for AMX: K and Q as OPERAND_BF16, V [4][8] tiles of 32 keys by 16 d: [16 d][16 pairs (even key, odd key)]
  * Eight slices of 16 keys make a K page, eight of 16 dimensions a V page: the kernels that multiply convert slice by slice,
  * and multiply while it is in the L1 cache. (To write a whole FP32 page to L2 takes a fifth of the time of its products.)
+ * A V slice of OPERAND_TILE is 32 keys by 64 dimensions: four tiles.
  *
  * The order of every dot product, over d (QK) and over keys (PV): pairs ascending, in a pair the odd element first, then
  * the even one: acc = fma(a[2i+1], b[2i+1], acc); acc = fma(a[2i], b[2i], acc). That is what x86's vdpbf16ps does. All
@@ -46,8 +47,8 @@ struct cpu_rows {
 };
 
 /* One slice to operand layout: of K the keys [16*slice, 16*slice + 16) below `keys`, of V the dimensions [16*slice,
- * 16*slice + 16) of all keys below `keys`. convert_v of the BF16 family writes zeros for the odd key of a half-used pair;
- * nothing else past `keys` is read or written. */
+ * 16*slice + 16) of all keys below `keys`. convert_v of the BF16 family writes zeros for the odd key of a half-used pair,
+ * that of the tile family for all keys of its slice past `keys`; nothing else past `keys` is read or written. */
 typedef void cpu_convert_fn(const struct cpu_rows *rows, int slice, int keys, void *operand);
 enum { NUM_SLICES = 8, SLICE = 16 };
 

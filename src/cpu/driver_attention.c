@@ -421,6 +421,8 @@ static void attend_task(void *arg, size_t index, size_t thread)
                              .rounding = run->rounding};
     load_queries(run, &tile, &state);
     int n = collect_entries(run, &tile, memory);
+    if (run->operand == OPERAND_TILE)
+        run->kernels->begin_tiles();
     const uint32_t *entries = memory->entries[0];
     for (int i = 0, next; i < n; i = next) {
         uint32_t page = entries[i] >> 9;
@@ -438,6 +440,8 @@ static void attend_task(void *arg, size_t index, size_t thread)
         if (run->plan->attention.partials)
             write_partials(run, &tile, &state, num_visits, memory);
     }
+    if (run->operand == OPERAND_TILE)
+        run->kernels->end_tiles();
     if (run->plan->attention.partials) {
         write_counts(run, &tile, memory);
     } else if (splits == 1) {

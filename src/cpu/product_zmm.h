@@ -12,6 +12,7 @@
 #ifndef MSA_PRODUCT_ZMM_H
 #define MSA_PRODUCT_ZMM_H
 
+#include "ahead_zmm.h"
 #include "kernels.h"
 #include "unroll.h"
 
@@ -84,19 +85,6 @@ INLINE const operand *v_slice(struct operands *operands, int slice)
         operands->v_ready = slice + 1;
     }
     return v;
-}
-
-/* The next rows of the page that comes next, towards L2. */
-INLINE void fetch_ahead(struct cpu_ahead *ahead)
-{
-    if (ahead->rows == 0)
-        return;
-    ahead->rows--;
-    for (int i = 0; i < 2; i++) {
-        for (int line = 0; line < ahead->lines; line++)
-            _mm_prefetch((const char *)ahead->data[i] + 64 * line, _MM_HINT_T1);
-        ahead->data[i] += ahead->stride[i];
-    }
 }
 
 #endif
