@@ -10,6 +10,7 @@ set(MSA_CUDA_SOURCES
     src/cuda/convert_smxx.cu
     src/cuda/decode_sm90.cu
     src/cuda/index_smxx.cu
+    src/cuda/prefill_sm90.cu
     src/cuda/prepare_smxx.cu
     src/cuda/quantise_smxx.cu
     src/cuda/score_decode_sm90.cu

@@ -369,10 +369,13 @@ attention_case *attention_new(const harness *h, const attention_spec *spec)
     c->desc.num_lists = s->lists;
     c->desc.topk = s->topk;
     c->desc.sm_scale = s->sm_scale > 0 ? s->sm_scale : MSA_DEFAULT_SM_SCALE;
+    c->desc.precision = s->precision;
     c->desc.v_scale_order = s->quad ? MSA_SCALE_QUAD : MSA_SCALE_LINEAR;
     c->desc.partials = s->partials;
     c->desc.max_batch = s->requests.max_batch ? s->requests.max_batch : s->requests.batch > 0 ? s->requests.batch : 1;
     c->desc.max_total_q = s->requests.max_total_q ? s->requests.max_total_q : c->b.total_q > 0 ? c->b.total_q : 1;
+    if (!s->decode && c->b.total_q % 2)
+        c->desc.max_total_q += 300; /* a GPU has another kernel for plans of few rows */
     c->desc.max_kv_len = c->b.max_kv_len;
     return c;
 }

@@ -144,6 +144,23 @@ static void check_batches(harness *h, int pair)
         }
 }
 
+/* Rows enough for many tiles of a GPU's kernels, whose borders requests and ratios move. Room for more requests than
+ * come makes plans that do not split a row's pages. CPUs have no tiles. */
+static void check_prefill_tiles(harness *h, int pair)
+{
+    static const int32_t ratios[] = {16, 7, 2, 1};
+    for (int i = 0; i < 8; i++) {
+        attention_spec s = pair_spec(pair, false);
+        s.kv_heads = 2;
+        s.q_heads = 2 * ratios[i % 4];
+        s.topk = 6;
+        s.precision = i % 2 ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
+        s.requests = batch_of(4, LENGTHS(293, 1, 0, 206), LENGTHS(1500, 129, 7, 206));
+        s.requests.max_batch = i < 4 ? 300 : 0;
+        test(h, &s, "many-tiles", i);
+    }
+}
+
 static void check_partials(harness *h, int pair)
 {
     for (int i = 0; i < 3; i++) {
@@ -240,6 +257,8 @@ static attention_spec random_spec(random_stream *r, int pair, int32_t *q_lens, i
     s.requests.share_pages = random_chance(r, 0.3);
     s.requests.table_gap = random_below(r, 3);
     s.requests.max_kv_len = random_chance(r, 0.3) ? 2000 : 0;
+    s.requests.max_batch = random_chance(r, 0.5) ? 200 : 0;
+    s.precision = random_chance(r, 0.3) ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
     for (int32_t i = 0; i < s.requests.batch; i++) {
         q_lens[i] = random_chance(r, 0.15) ? 0 : random_between(r, 1, s.decode ? 5 : 24);
         kv_lens[i] = random_chance(r, 0.1) ? random_below(r, 4) : random_between(r, 1, 700);
@@ -384,6 +403,8 @@ void check_attention(harness *h)
         }
         check_layouts(h, pair);
         check_batches(h, pair);
+        if (device_in_use())
+            check_prefill_tiles(h, pair);
         check_partials(h, pair);
         check_capacities(h, pair);
         for (int i = 0; i < randoms; i++)

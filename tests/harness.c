@@ -3,6 +3,7 @@
  * harness.c - see harness.h.
  */
 #include "harness.h"
+#include "oracle.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -90,6 +91,7 @@ static void make_levels(harness *h)
         add_level(h, "cuda");
         h->portable = make_context(h, MSA_DEVICE_CPU, "c", 1, false);
         device_use(h->options.device);
+        oracle_fp8_sums = true;
         return;
     }
     add_level(h, "c");

@@ -130,6 +130,7 @@ typedef struct attention_spec {
     bool decode, partials, without_lse, quad, scaled; /* scaled: with all descales or global scales of the formats */
     int32_t q_heads, kv_heads, lists, topk;
     float sm_scale; /* 0: the default */
+    msa_precision precision;
     row_layout q_layout, out_layout, list_layout;
     cache_layout cache_layout;
     int poison;          /* byte of dead memory; 0: 0xFF (NaN in every format), 0x100: zeros */

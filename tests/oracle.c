@@ -121,6 +121,8 @@ static int32_t physical_page(const msa_step *step, int64_t max_pages, int32_t re
 
 /* ------------------------------------------------------------------------------------------------------- attention */
 
+bool oracle_fp8_sums;
+
 /* Softmax over the visible keys of one page, not yet divided by its sum. */
 typedef struct page_state {
     double max, max_error;   /* largest logit */
@@ -133,6 +135,7 @@ typedef struct problem {
     const msa_attention_desc *desc;
     cache k, v;
     double logit_scale, out_scale;
+    double qk_error, pv_error; /* relative, of sums over d and over a page's keys */
 } problem;
 
 static double scalar(const float *values, int64_t stride, int32_t index)
@@ -154,6 +157,9 @@ static problem make_problem(const msa_attention_desc *desc, const msa_attention_
                       desc->num_kv_heads);
     p.logit_scale = (double)desc->sm_scale * scalar(args->q_descale, args->q_descale_stride, kv_head) *
                     scalar(args->k_descale, args->k_descale_stride, kv_head) * scalar(args->k_global_scale, 0, 0);
+    bool fp8 = q8 && oracle_fp8_sums;
+    p.pv_error = fp8 ? FP8_SUM_ERROR : CHAIN_ERROR;
+    p.qk_error = fp8 && desc->precision == MSA_PRECISION_FAST ? FP8_SUM_ERROR : CHAIN_ERROR;
     p.out_scale = scalar(args->v_descale, args->v_descale_stride, kv_head) * scalar(args->v_global_scale, 0, 0);
     return p;
 }
@@ -169,7 +175,7 @@ static void attend_page(const problem *p, const double q[D], int64_t page, int32
         logit[t] = p->logit_scale * dot(q, x, &magnitude);
         if (isinf(logit[t])) /* NaN and Inf anywhere in q or K make the row NaN */
             logit[t] = (double)NAN;
-        logit_error[t] = p->logit_scale * magnitude * CHAIN_ERROR + fabs(logit[t]) * PRODUCT_ERROR;
+        logit_error[t] = p->logit_scale * magnitude * p->qk_error + fabs(logit[t]) * PRODUCT_ERROR;
         if (!(logit[t] <= state->max)) { /* so that NaN stays */
             state->max = logit[t];
             state->max_error = logit_error[t];
@@ -197,7 +203,7 @@ static void attend_page(const problem *p, const double q[D], int64_t page, int32
         read_token(&p->v, page, head, t, x);
         for (int d = 0; d < D; d++) {
             state->acc[d] += isinf(x[d]) ? (double)NAN : rounded * x[d];
-            state->error[d] += (spread + rounded * CHAIN_ERROR) * fabs(x[d]);
+            state->error[d] += (spread + rounded * p->pv_error) * fabs(x[d]);
             state->squared_error[d] += noise * x[d] * noise * x[d];
         }
     }

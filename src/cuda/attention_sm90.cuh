@@ -6,15 +6,17 @@
  * A warp has 16 of the rows: whole queries, ratio rows each (the heads that share the KV head), as many as fit. A lane
  * holds, as wgmma's accumulators do, parts of the rows g = lane/4 and g + 8 of them.
  *
- *   S = Q K^T    Q and K in shared memory, K-major, 128-byte swizzle: F16 or BF16 in two halves of 64 elements of d, one
- *                after the other, or E4M3. FP32 accumulation
+ *   S = Q K^T    Q and K in shared memory, K-major, 128-byte swizzle: F16 or BF16 in two halves of 64 elements of d,
+ *                one after the other, or E4M3. FP32 accumulation
  *   P            with E4M3 queries e4m3(448 * 2^(s - max)) against the page's own maximum, as the contract wants; else
- *                the queries' type, against the same. The row sum adds the unrounded values
- *   O += P V     a fresh accumulator a page, so that FP8 products never sum more than 128 keys, merged in FP32
+ *                the queries' type, against `reference`. The row sum adds the unrounded values
+ *   O += P V     E4M3: a fresh accumulator a page, so that FP8 products never sum more than 128 keys, merged in FP32.
+ *                16 bit: right into O; registers for another accumulator are not there
  *
- * Results are kept relative to `reference`, the running maximum rounded up to a multiple of 16 in log2 units: the merge
- * is one fma an element, and rows are rescaled almost never. The page's terms are 2^(s * scale + bias) with a bias that
- * is rounded once and then exact for terms and merge alike, so logits of any size keep their meaning.
+ * Results are kept relative to 2^(reference * scale). The reference is a dot product, the row's largest when it was
+ * set; it moves only when a dot product exceeds it by a margin, which is almost never. Terms are 2^(s * scale + bias),
+ * one fma and one exponential each; where the bias is so large that its rounding would show, the differences of dot
+ * products are formed first.
  *
  * E4M3 V lies transposed: 128 rows of d, 128 bytes of keys each, swizzled. Within 32 keys, byte 16h + 4t + e is key
  * 16h + 8*(e/2) + 2t + e%2: then the four P that a lane has of 16h.. are its four bytes of the product's operand and no
@@ -26,6 +28,8 @@
 
 #include "maxima_sm90.cuh"
 #include "number.cuh"
+
+#include <float.h>
 
 enum { GROUP_ROWS = 64, WARP_ROWS = 16 };
 enum { TILE_HALF = MSA_PAGE_SIZE * 128 }; /* bytes: 128 rows of 128 */
@@ -51,7 +55,7 @@ static __host__ __device__ constexpr int value_element(int n)
 /* A lane's part of two rows. Before the first page: no reference. */
 struct row_state {
     float out[64];
-    float reference[2], sum[2]; /* log2 units; sum over the lane's keys */
+    float reference[2], sum[2]; /* a dot product; sum over the lane's keys */
 };
 
 static __device__ __forceinline__ void clear(row_state &o)
@@ -63,17 +67,17 @@ static __device__ __forceinline__ void clear(row_state &o)
     o.sum[0] = o.sum[1] = 0;
 }
 
-/* Which of a lane's rows see the page, and how many of its keys. */
+/* Which of a warp's rows see the page, and how many of its keys. */
 struct page_view {
-    bool any;         /* some row of the warp does */
-    bool selected[2]; /* this row does */
+    bool any, all;    /* some row, every row; of rows that hold a query */
+    bool selected[2]; /* a lane's rows */
     bool partial;     /* some row of the block may see less than all keys; if not, `keys` is not read */
     int keys[2];
 };
 
 /* ------------------------------------------------------------------------------------------------ products */
 
-/* q, k: low halves of matrix descriptors. */
+/* Starts S = Q K^T. q, k: low halves of matrix descriptors. */
 template <typename T> static __device__ __forceinline__ void multiply_keys(float (&s)[64], uint32_t q, uint32_t k)
 {
     constexpr int HALVES = T::QK == WGMMA_E4M3 ? 1 : 2;
@@ -83,7 +87,6 @@ template <typename T> static __device__ __forceinline__ void multiply_keys(float
         wgmma_64x128<T::QK>(s, matrix_of_low(q + i / 4 * (T::Q_BYTES / HALVES / 16) + i % 4 * 2),
                             matrix_of_low(k + i / 4 * (TILE_HALF / 16) + i % 4 * 2), i);
     wgmma_commit();
-    wgmma_wait(s);
 }
 
 /* Four E4M3 codes of floats, the first in the low byte. */
@@ -101,27 +104,32 @@ static __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, 
     return codes;
 }
 
-/* P as operands of products with 32 bytes of keys each. */
+/* P as operands of products with 32 bytes of keys each: of all keys (E4M3), or of the 64 from 64 * half on. */
 template <typename T>
-static __device__ __forceinline__ void pack_probabilities(const float (&s)[64], uint32_t (&p)[T::E4M3 ? 16 : 32])
+static __device__ __forceinline__ void pack_probabilities(const float (&s)[64], int half, uint32_t (&p)[16])
 {
-    if constexpr (T::E4M3) {
+    constexpr operand TYPE = T::PV == WGMMA_F16 ? OPERAND_F16 : OPERAND_BF16;
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
+        if constexpr (T::E4M3) {
             const float *from = s + i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
             p[i] = pack_e4m3(from[0], from[1], from[4], from[5]);
+        } else {
+            p[i] = pack_pair<TYPE>(s[32 * half + 2 * i], s[32 * half + 2 * i + 1]);
         }
-    } else {
-        constexpr operand TYPE = T::PV == WGMMA_F16 ? OPERAND_F16 : OPERAND_BF16;
-#pragma unroll
-        for (int i = 0; i < 32; i++)
-            p[i] = pack_pair<TYPE>(s[2 * i], s[2 * i + 1]);
     }
+}
+
+static __device__ __forceinline__ void no_probabilities(uint32_t (&p)[16])
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        p[i] = 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ softmax */
 
-constexpr float LOG2_448 = 8.80735492f;
+constexpr float LOG2_448 = 8.80735492f, LARGE_BIAS = 4096;
 
 /* Scores of -inf cannot come from finite operands: the row must not look right. E4M3 has no infinities. */
 static __device__ __forceinline__ void find_infinities(float (&s)[64])
@@ -146,137 +154,190 @@ static __device__ __forceinline__ void hide_keys(float (&s)[64], const int (&key
             s[i] = -INFINITY;
 }
 
-/* S to the unrounded terms of P, in place; the page enters the rows' sums. weight: of the page's products. */
+/* How far, in log2 units, a row's largest dot product may exceed its reference; P in FP16 needs its exponents. */
+template <typename T> static constexpr float margin = T::PV == WGMMA_F16 ? 4 : 16;
+
+/* Raises the reference of rows that see the page, if it must be, and brings their results to it. */
 template <typename T>
-static __device__ __forceinline__ void page_softmax(float (&s)[64], float scale, const page_view &view, row_state &o,
-                                                    float (&weight)[2])
+static __device__ __forceinline__ void raise_reference(const float (&max)[2], float scale, const page_view &view,
+                                                       row_state &o)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (!((max[r] - o.reference[r]) * scale > margin<T>) || !view.selected[r])
+            continue;
+        float next = fminf(max[r], FLT_MAX), factor = exp2_approx((o.reference[r] - next) * scale);
+        o.reference[r] = next;
+        o.sum[r] *= factor;
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            o.out[i / 2 * 4 + 2 * r + i % 2] *= factor;
+    }
+}
+
+/* Makes ready for terms: hides keys, finds the rows' maxima and their biases. weight: of the page's products (E4M3). */
+template <typename T>
+static __device__ __forceinline__ void find_biases(float (&s)[64], float scale, const page_view &view, row_state &o,
+                                                   float (&bias)[2], float (&weight)[2])
 {
     if constexpr (!T::E4M3)
         find_infinities(s);
     if (view.partial)
         hide_keys(s, view.keys);
-    float max[2], bias[2], next[2];
+    float max[2];
     lane_maxima(s, max);
+    bool plain = true; /* no reference rises and no bias is large */
+    float above[2];    /* of the page's maximum over the reference, log2 units */
+    constexpr float LOG2_ONE = T::E4M3 ? LOG2_448 : 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
         max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
-        bias[r] = fmaf(-max[r], scale, T::E4M3 ? LOG2_448 : 0.0f);
-        next[r] = view.selected[r] ? fmaxf(o.reference[r], ceilf(-bias[r] * 0.0625f) * 16.0f) : o.reference[r];
+        above[r] = (max[r] - o.reference[r]) * scale;
+        bias[r] = fmaf(T::E4M3 ? -max[r] : -o.reference[r], scale, LOG2_ONE);
+        plain = plain && above[r] <= margin<T> && fabsf(bias[r]) <= LARGE_BIAS;
     }
-    if (__any_sync(~0u, next[0] != o.reference[0] || next[1] != o.reference[1])) {
+    if (!__all_sync(~0u, plain)) {
+        raise_reference<T>(max, scale, view, o);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float factor = next[r] == o.reference[r] ? 1.0f : exp2_approx(o.reference[r] - next[r]);
-            o.reference[r] = next[r];
-            o.sum[r] *= factor;
+        for (int r = 0; r < 2; r++) { /* each row by itself: none depends on its neighbours */
+            float base = T::E4M3 ? max[r] : o.reference[r];
+            above[r] = (max[r] - o.reference[r]) * scale;
+            bias[r] = fmaf(-base, scale, LOG2_ONE);
+            if (fabsf(bias[r]) <= LARGE_BIAS)
+                continue;
+            bias[r] = LOG2_ONE;
 #pragma unroll
             for (int i = 0; i < 32; i++)
-                o.out[i / 2 * 4 + 2 * r + i % 2] *= factor;
+                s[i / 2 * 4 + 2 * r + i % 2] -= base;
         }
     }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        weight[r] = T::E4M3 ? exp2_approx(above[r]) : 1.0f;
+}
+
+/* The COUNT scores from `first` on to the unrounded terms of P, in place; they enter the rows' sums. */
+template <int COUNT>
+static __device__ __forceinline__ void make_terms(float (&s)[64], int first, float scale, const page_view &view,
+                                                  const float (&bias)[2], const float (&weight)[2], row_state &o)
+{
     float sum[4] = {};
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
+    for (int i = first; i < first + COUNT; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale, bias[i / 2 % 2]));
         sum[i % 4] += s[i];
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        weight[r] = exp2_approx(-bias[r] - o.reference[r]);
-        if (view.selected[r])
-            o.sum[r] = fmaf(sum[2 * r] + sum[2 * r + 1], weight[r], o.sum[r]);
-    }
+    for (int r = 0; r < 2; r++) /* not a branch */
+        o.sum[r] = view.selected[r] ? fmaf(sum[2 * r] + sum[2 * r + 1], weight[r], o.sum[r]) : o.sum[r];
 }
 
 /* ------------------------------------------------------------------------------------------------ one page */
 
-/* Rows that do not see the page are left alone, whatever its values are. `sum` has the columns from first on. */
-template <int N>
-static __device__ __forceinline__ void merge_products(const float (&sum)[N], int first, const page_view &view,
+/* Rows that do not see the page are left alone, whatever its values are. */
+static __device__ __forceinline__ void merge_products(const float (&sum)[64], const page_view &view,
                                                       const float (&weight)[2], row_state &o)
 {
+    if (view.all) {
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        if (view.selected[r]) {
+        for (int i = 0; i < 64; i++)
+            o.out[i] = fmaf(sum[i], weight[i / 2 % 2], o.out[i]);
+    } else if (view.any) {
 #pragma unroll
-            for (int i = 0; i < N / 2; i++) {
-                int at = i / 2 * 4 + 2 * r + i % 2;
-                o.out[first + at] = fmaf(sum[at], weight[r], o.out[first + at]);
-            }
-        }
+        for (int i = 0; i < 64; i++)
+            if (view.selected[i / 2 % 2])
+                o.out[i] = fmaf(sum[i], weight[i / 2 % 2], o.out[i]);
+    }
 }
 
 /* The warpgroup's rows meet a page. All its warps call it, also those without a row that sees the page: products are
- * the whole warpgroup's. q, k, v: low halves of matrix descriptors. */
-template <typename T>
-static __device__ __forceinline__ void attend_page(row_state &o, uint32_t q, uint32_t k, uint32_t v, float scale,
-                                                   const page_view &view)
+ * the whole warpgroup's. q, k, and what `values` returns: low halves of matrix descriptors (16-bit V: with the leading
+ * offset of its halves). `look` returns the view, and is called where it is needed so that it takes no registers in
+ * between; `queries_used` is called when Q has been, `values` when K has been used and V is needed. */
+template <typename T, typename LOOK, typename USED, typename VALUES>
+static __device__ __forceinline__ void attend_page(row_state &o, uint32_t q, uint32_t k, float scale, LOOK look,
+                                                   USED queries_used, VALUES values)
 {
-    float s[64], weight[2] = {};
-    uint32_t p[T::E4M3 ? 16 : 32];
+    float s[64], bias[2] = {}, weight[2] = {};
+    uint32_t p[16];
     multiply_keys<T>(s, q, k);
-    if (view.any) {
-        page_softmax<T>(s, scale, view, o, weight);
-        pack_probabilities<T>(s, p);
-    } else {
-#pragma unroll
-        for (int i = 0; i < (T::E4M3 ? 16 : 32); i++)
-            p[i] = 0;
-    }
+    page_view view = look();
+    wgmma_wait(s);
+    queries_used();
+    if (view.any)
+        find_biases<T>(s, scale, view, o, bias, weight);
     if constexpr (T::E4M3) {
+        if (view.any) {
+            make_terms<64>(s, 0, scale, view, bias, weight, o);
+            pack_probabilities<T>(s, 0, p);
+        } else {
+            no_probabilities(p);
+        }
+        uint32_t v = values();
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)
             wgmma_64x128<WGMMA_E4M3>(s, p + 4 * i, matrix_of_low(v + i * 2), i);
         wgmma_commit();
+        view = look();
         wgmma_wait(s); /* also keeps ptxas from reusing p under way */
-        merge_products(s, 0, view, weight, o);
+        merge_products(s, view, weight, o);
     } else {
-        float sum[32]; /* half of d at a time: registers for all of it are not there */
+        volatile float kept[64]; /* local memory */
+        if (!view.all) { /* of rows that do not see the page nothing may change, and 0 * NaN would change them */
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+            for (int i = 0; i < 64; i++)
+                kept[i] = o.out[i];
+        }
+        uint32_t v = values();
+#pragma unroll
+        for (int half = 0; half < 2; half++) { /* registers for all of P are not there */
+            view = look();
+            if (view.any) {
+                make_terms<32>(s, 32 * half, scale, view, bias, weight, o);
+                pack_probabilities<T>(s, half, p);
+            } else {
+                no_probabilities(p);
+            }
             wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                wgmma_64x64_turned<T::PV>(sum, p + 4 * i, matrix_of_low(v + (half * TILE_HALF + i * 2048) / 16), i);
+            for (int i = 0; i < 4; i++)
+                wgmma_64x128_turned<T::PV>(o.out, p + 4 * i, matrix_of_low(v + (4 * half + i) * 2048 / 16));
             wgmma_commit();
-            wgmma_wait(sum);
-            merge_products(sum, 32 * half, view, weight, o);
+            wgmma_wait(o.out);
+        }
+        view = look();
+        if (!view.all) {
+#pragma unroll
+            for (int i = 0; i < 64; i++)
+                if (!view.selected[i / 2 % 2])
+                    o.out[i] = kept[i];
         }
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ results */
 
-/* After the last page: sums over all keys. */
+/* After the last page: sums over all keys. An infinite one comes from an infinite score. */
 static __device__ __forceinline__ void finish_sums(row_state &o)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         o.sum[r] += __shfl_xor_sync(~0u, o.sum[r], 1);
         o.sum[r] += __shfl_xor_sync(~0u, o.sum[r], 2);
+        o.sum[r] += o.sum[r] - o.sum[r];
     }
 }
 
-/* Results of 16-bit V to where those of transposed V are: out[16b + 4i + ..] of lane t to [16b + 4t + ..] of lane i. */
-static __device__ __forceinline__ void turn_results(row_state &o)
+static __device__ __forceinline__ uint32_t pack_as(msa_dtype dtype, float low, float high)
 {
-    int t = threadIdx.x % 4;
-#pragma unroll
-    for (int bit = 1; bit <= 2; bit *= 2)
-#pragma unroll
-        for (int i = 0; i < 64; i++)
-            if (!(i / 4 & bit)) {
-                float low = o.out[i], high = o.out[i + 4 * bit];
-                float other = __shfl_xor_sync(~0u, t & bit ? low : high, bit);
-                o.out[i] = t & bit ? other : low;
-                o.out[i + 4 * bit] = t & bit ? high : other;
-            }
+    return dtype == MSA_BF16 ? pack_pair<OPERAND_BF16>(low, high) : pack_pair<OPERAND_F16>(low, high);
 }
 
-/* Row r's 128 elements, times factor. A lane writes the elements 32b + 8t + 0..7, b = 0..3. An infinite value that the
- * row sees gives NaN, as every other non-finite input does. */
+/* Row r's 128 elements, times factor. With E4M3 V a lane writes the elements 32b + 8t + 0..7, b = 0..3; else the pairs
+ * 8n + 2t, n = 0..15. An infinite value that the row sees gives NaN, as every other non-finite input does. */
+template <typename T>
 static __device__ __forceinline__ void store_elements(const row_state &o, int r, float factor, void *to,
                                                       msa_dtype dtype)
 {
@@ -287,20 +348,22 @@ static __device__ __forceinline__ void store_elements(const row_state &o, int r,
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float sum = o.out[16 * b + i / 2 * 4 + 2 * r + i % 2];
-            x[i] = (sum + (sum - sum)) * factor;
+            x[i] = (T::E4M3 ? sum : sum + (sum - sum)) * factor;
         }
-        if (dtype == MSA_F32) {
+        if (!T::E4M3) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (dtype == MSA_F32)
+                    __stcs((float2 *)to + 16 * b + 4 * i + t, make_float2(x[2 * i], x[2 * i + 1]));
+                else
+                    __stcs((uint32_t *)to + 16 * b + 4 * i + t, pack_as(dtype, x[2 * i], x[2 * i + 1]));
+        } else if (dtype == MSA_F32) {
             float4 *at = (float4 *)to + 8 * b + 2 * t;
-            at[0] = make_float4(x[0], x[1], x[2], x[3]);
-            at[1] = make_float4(x[4], x[5], x[6], x[7]);
-        } else if (dtype == MSA_BF16) {
-            ((uint4 *)to)[4 * b + t] =
-                make_uint4(pack_pair<OPERAND_BF16>(x[0], x[1]), pack_pair<OPERAND_BF16>(x[2], x[3]),
-                           pack_pair<OPERAND_BF16>(x[4], x[5]), pack_pair<OPERAND_BF16>(x[6], x[7]));
+            __stcs(at, make_float4(x[0], x[1], x[2], x[3]));
+            __stcs(at + 1, make_float4(x[4], x[5], x[6], x[7]));
         } else {
-            ((uint4 *)to)[4 * b + t] =
-                make_uint4(pack_pair<OPERAND_F16>(x[0], x[1]), pack_pair<OPERAND_F16>(x[2], x[3]),
-                           pack_pair<OPERAND_F16>(x[4], x[5]), pack_pair<OPERAND_F16>(x[6], x[7]));
+            __stcs((uint4 *)to + 4 * b + t, make_uint4(pack_as(dtype, x[0], x[1]), pack_as(dtype, x[2], x[3]),
+                                                       pack_as(dtype, x[4], x[5]), pack_as(dtype, x[6], x[7])));
         }
     }
 }

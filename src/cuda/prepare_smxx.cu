@@ -132,38 +132,35 @@ static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step
 
 /* ------------------------------------------------------------------------------------------------ lists */
 
-/* A warp a list of a row, a lane an id. An id's place is the number of smaller ones; of equal ones the first lane's
- * stays. */
-static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
+/* LANES lanes a list of a row, a lane an id: a warp or, for short lists, half of one. An id's place is the number of
+ * smaller ones; of equal ones the first lane's stays. */
+template <int LANES> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
 {
-    grid_release();
-    grid_wait();
-    int lane = threadIdx.x % CUDA_WARP;
-    int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / CUDA_WARP) + threadIdx.x / CUDA_WARP, list = blockIdx.y;
-    if (row >= step.total_q)
-        return;
-    cuda_row where = step.rows[row];
-    if (where.request < 0)
-        return;
+    int lane = threadIdx.x % LANES, part = threadIdx.x % CUDA_WARP / LANES; /* of the warp */
+    int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / LANES) + threadIdx.x / LANES, list = blockIdx.y;
+    cuda_row where = row < step.total_q ? step.rows[row] : cuda_row{-1, -1};
+    bool valid = where.request >= 0;
     int32_t id = -1;
-    if (lane < step.topk)
+    if (valid && lane < step.topk)
         id = ((const int32_t *)((const char *)step.list + list * step.list_head_stride +
                                 row * step.list_row_stride))[lane];
     if (__any_sync(~0u, id < -1 || id >= step.max_pages)) {
-        if (lane == 0)
+        if (threadIdx.x % CUDA_WARP == 0)
             atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
         id = id < -1 || id >= step.max_pages ? -1 : id;
     }
     int32_t first_key = id * MSA_PAGE_SIZE; /* below 2^20 */
     bool visible = id >= 0 && first_key <= where.position && first_key < step.requests[where.request].kv_len;
-    uint32_t same = __match_any_sync(~0u, visible ? id : -1);
-    visible &= __ffs((int)same) - 1 == lane;
+    uint32_t same = __match_any_sync(~0u, (visible ? id : -1) * (CUDA_WARP / LANES) + part);
+    visible &= __ffs((int)same) - 1 == (int)threadIdx.x % CUDA_WARP;
     int place = 0;
     for (int other = 0; other < step.topk; other++) {
-        int32_t theirs = __shfl_sync(~0u, visible ? id : INT32_MAX, other);
+        int32_t theirs = __shfl_sync(~0u, visible ? id : INT32_MAX, other, LANES);
         place += theirs < id;
     }
-    int count = __popc(__ballot_sync(~0u, visible));
+    int count = __popc(__ballot_sync(~0u, visible) >> part * LANES & (uint32_t)(~0ull >> (64 - LANES)));
+    if (!valid)
+        return;
     cuda_page *pages = step.pages + (list * step.total_q + row) * step.topk;
     if (visible) {
         const char *table = (const char *)step.page_table + where.request * step.page_table_stride;
@@ -199,9 +196,14 @@ cudaError_t prepare_smxx(const struct cuda_step *step, cudaStream_t stream)
     if (!error)
         error = launch(write_rows, grid_blocks(step->total_q, ROW_THREADS), ROW_THREADS, 0, step->dependent_launch,
                        stream, *step);
-    if (!error && step->lists)
-        error = launch(write_pages, dim3(grid_blocks(step->total_q, ROW_THREADS / CUDA_WARP), (unsigned)step->lists),
-                       ROW_THREADS, 0, step->dependent_launch, stream, *step);
+    constexpr int HALF = CUDA_WARP / 2;
+    unsigned lists = (unsigned)step->lists;
+    if (!error && lists && step->topk <= HALF)
+        error = launch(write_pages<HALF>, dim3(grid_blocks(step->total_q, ROW_THREADS / HALF), lists), ROW_THREADS, 0,
+                       false, stream, *step);
+    else if (!error && lists)
+        error = launch(write_pages<CUDA_WARP>, dim3(grid_blocks(step->total_q, ROW_THREADS / CUDA_WARP), lists),
+                       ROW_THREADS, 0, false, stream, *step);
     if (!error && step->first_step)
         error = launch(add_steps, 1, SCAN_THREADS, 0, step->dependent_launch, stream, *step);
     return error;

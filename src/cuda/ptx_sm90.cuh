@@ -127,6 +127,22 @@ static __device__ inline void barrier_meet(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* The same; whether any of them passed true. */
+static __device__ inline bool barrier_any(int id, int threads, bool x)
+{
+    int any;
+    asm volatile("{\n"
+                 ".reg .pred p, q;\n"
+                 "setp.ne.b32 p, %3, 0;\n"
+                 "bar.red.or.pred q, %1, %2, p;\n"
+                 "selp.b32 %0, 1, 0, q;\n"
+                 "}"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"((int)x)
+                 : "memory");
+    return any;
+}
+
 /* ------------------------------------------------------------------------------------------------ registers */
 
 /* All warps of a warpgroup call these together. What `more` takes, other warpgroups must have given back. */
@@ -148,6 +164,12 @@ template <int REGISTERS> static __device__ inline void more_registers(void)
 static __device__ inline uint32_t matrix_low(uint32_t address)
 {
     return address >> 4 | 1 << 16;
+}
+
+/* Where columns are innermost: the distance of a matrix' halves of 128 bytes of columns is the leading offset. */
+static __device__ inline uint32_t matrix_low_turned(uint32_t address, uint32_t distance)
+{
+    return address >> 4 | distance >> 4 << 16;
 }
 
 static __device__ inline uint64_t matrix_of_low(uint32_t low)
@@ -241,28 +263,28 @@ static __device__ inline void wgmma_64x128(float (&sum)[64], uint64_t a, uint64_
 }
 #undef WGMMA_64X128
 
-#define WGMMA_64X64(shape_and_types)                                                                             \
-    asm volatile("{\n"                                                                                           \
-                 ".reg .pred p;\n"                                                                               \
-                 "setp.ne.b32 p, %37, 0;\n"                                                                      \
-                 "wgmma.mma_async.sync.aligned." shape_and_types                                                 \
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "  \
-                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, " \
-                 "1, 1;\n"                                                                                       \
-                 "}"                                                                                             \
-                 : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24)                                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+#define WGMMA_64X128(shape_and_types)                                                                             \
+    asm volatile(                                                                                                 \
+        "{\n"                                                                                                     \
+        "wgmma.mma_async.sync.aligned." shape_and_types " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "    \
+        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "    \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "    \
+        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"   \
+        "}"                                                                                                       \
+        : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24), SUM_8(32), SUM_8(40), SUM_8(48), SUM_8(56)                    \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-/* 64 columns, 16-bit elements, a in registers; b lies with its columns innermost: rows of 64, 16 of them here. */
+/* sum += a * b, 16-bit elements, a in registers. b lies with its columns innermost, in two halves of 64 columns: 16
+ * rows of 128 bytes, swizzled. The descriptor's leading offset is the halves' distance. */
 template <wgmma_type TYPE>
-static __device__ inline void wgmma_64x64_turned(float (&sum)[32], const uint32_t *a, uint64_t b, int add)
+static __device__ inline void wgmma_64x128_turned(float (&sum)[64], const uint32_t *a, uint64_t b)
 {
     if (TYPE == WGMMA_F16)
-        WGMMA_64X64("m64n64k16.f32.f16.f16");
+        WGMMA_64X128("m64n128k16.f32.f16.f16");
     else
-        WGMMA_64X64("m64n64k16.f32.bf16.bf16");
+        WGMMA_64X128("m64n128k16.f32.bf16.bf16");
 }
-#undef WGMMA_64X64
+#undef WGMMA_64X128
 #undef SUM_8
 
 #endif

@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * prefill_sm90.cu - sparse prefill attention for Hopper, query-major: E4M3 queries with E4M3 or NVFP4 K/V, BF16 and
+ * FP16 with their own type.
+ *
+ * A block takes a tile of neighbouring queries of one request and one KV head, and walks the union of the pages that
+ * they selected; results stay in registers. Three consumer warpgroups have 64 rows each (4 queries of 16 heads; with
+ * fewer heads more queries, whole ones a warp), a fourth brings pages and queries. A warpgroup passes pages that none
+ * of its queries selected, a warp leaves out the softmax of a page that none of its own did. attention_sm90.cuh has
+ * the products and the softmax, prefill_sm90.cuh what a step is cut into, prefill_load_sm90.cuh the loaders.
+ *
+ * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
+ * number that follows from capacities; the FP32 results are merged by the combine kernel. A row's bits depend on its
+ * tile, so on its request, and on the plan.
+ *
+ *                 stages          shared memory   registers: loaders, consumers (launch)
+ *   E4M3 exact    3 x 48K         217 K           32, 160 (128)
+ *   E4M3 fast     5 x 32K         209 K           32, 160 (128)
+ *   16 bit        5 x 32K         209 K           32, 160 (128)
+ *
+ * Arithmetic of a (query head, key) pair: 512 FLOP and one exponential. Floor of 16384 queries after 31360, 64/4 heads:
+ * 940 us at the measured rates of F16 (861) and FP8 (1658 TFLOP/s) products, 640 us for `fast`; the exponentials take
+ * 550 us. Measured there on an H200, 2026-11-29, Q8KV4, conversion included: even 1549 us, `fast` 1368, clustered
+ * 2168; 16384 fresh, 16/1 heads, BF16: 594.
+ */
+#include "prefill_load_sm90.cuh"
+
+/* ------------------------------------------------------------------------------------------------ consumers */
+
+/* The query, of its warp, whose head is row `row` of the warp; one that no mask has for rows that are left over. */
+static __device__ __forceinline__ int query_of_row(const prefill_job &job, int row)
+{
+    int query = row / job.ratio;
+    return query < job.width ? query : WARP_ROWS - 1;
+}
+
+/* The warpgroup's 16-bit queries to shared memory, as an operand. Rows left over are zeros. */
+template <typename T>
+static __device__ __forceinline__ void fetch_queries(const prefill_job &job, memory<T> &m, const stage_info &info,
+                                                     int group)
+{
+    barrier_meet(1 + group, WARPGROUP); /* all are done with the last tile's */
+    int chunk = threadIdx.x % 16;
+    uint32_t to = shared_address(m.q[group]) + chunk / 8 * (GROUP_ROWS * 128);
+#pragma unroll
+    for (int row = threadIdx.x % WARPGROUP / 16; row < GROUP_ROWS; row += WARPGROUP / 16) {
+        const char *from = query_chunk(job, m, info.first_row, info.num_rows, info.head, group, row, chunk);
+        copy_async_16(to + swizzled(row, chunk % 8), from ? from : (const char *)job.args.q, from != nullptr);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    fence_async_reads();
+    barrier_meet(1 + group, WARPGROUP);
+}
+
+/* The lane's rows to where the job's results go. */
+template <typename T>
+static __device__ __forceinline__ void write_results(const prefill_job &job, const memory<T> &m, row_state &o,
+                                                     const stage_info &info, int group)
+{
+    const cuda_result &result = job.result;
+    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP % GROUP_WARPS;
+    finish_sums(o);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = lane / 4 + 8 * r, in_warp = m.query[row], query = (group * GROUP_WARPS + warp) * job.width + in_warp;
+        if (in_warp >= job.width || query >= info.num_rows)
+            continue;
+        int64_t index = info.first_row + query, head = (info.head - in_warp) * job.ratio + row;
+        bool empty = o.sum[r] == 0;
+        store_elements<T>(o, r, empty ? 0.0f : info.value_scale / o.sum[r],
+                          (char *)result.out + info.split * result.out_split_stride + index * result.out_row_stride +
+                              head * result.out_head_stride,
+                          result.dtype);
+        if (!result.lse || lane % 4)
+            continue;
+        char *lse = (char *)result.lse + info.split * result.lse_split_stride + index * result.lse_row_stride +
+                    head * result.lse_head_stride;
+        float one = exp2_approx(job.log2_one); /* as the hardware has it, so that a lone key gives its logit exactly */
+        float max = o.reference[r] * info.group[group].scale; /* in log2 units */
+        if (result.sum_offset) {
+            *(float *)lse = isnan(o.sum[r]) ? NAN : max;
+            *(float *)(lse + result.sum_offset) = o.sum[r] / one;
+        } else {
+            *(float *)lse = empty ? -INFINITY : max * 0.693147181f + logf(o.sum[r] / one);
+        }
+    }
+}
+
+/* The warp is done with the stage. */
+template <typename T> static __device__ __forceinline__ void pass_stage(memory<T> &m, turn &at)
+{
+    __syncwarp();
+    if (threadIdx.x % CUDA_WARP == 0)
+        barrier_arrive(shared_address(&m.empty[stage_of(at)]));
+    advance<T>(at);
+}
+
+/* Which of the lane's rows see the page of a stage. */
+template <typename T>
+static __device__ __forceinline__ page_view look_at(const prefill_job &job, const memory<T> &m, uint32_t stage,
+                                                    int group)
+{
+    uint32_t thread = fresh_thread(), warp = thread / CUDA_WARP % GROUP_WARPS;
+    const stage_info &info = m.info[stage];
+    uint32_t mask = ((const uint16_t *)info.group[group].mask)[warp];
+    page_view view;
+    view.any = mask != 0;
+    view.all = mask == (1u << job.width) - 1;
+    view.partial = info.group[group].flags & STAGE_PARTIAL;
+    view.selected[0] = view.selected[1] = view.all;
+    view.keys[0] = view.keys[1] = 0;
+    if (!view.all || view.partial) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int query = m.query[thread % CUDA_WARP / 4 + 8 * r];
+            view.selected[r] = mask >> query & 1;
+            view.keys[r] = min(info.keys, info.first_keys + (group * GROUP_WARPS + (int)warp) * job.width + query);
+        }
+    }
+    return view;
+}
+
+template <typename T> static __device__ __forceinline__ void attend_tiles(const prefill_job &job, memory<T> &m)
+{
+    int group = uniform(threadIdx.x / WARPGROUP) - 1;
+    uint32_t q = matrix_low(shared_address(m.q[group]));
+    row_state o;
+    clear(o);
+    turn at = {0};
+#pragma unroll 1
+    for (;;) {
+        wait_full(m, at);
+        int32_t flags = uniform(m.info[stage_of(at)].group[group].flags);
+        if (flags & STAGE_END)
+            return;
+        if (flags & STAGE_FIRST) {
+            if constexpr (T::E4M3)
+                barrier_wait(shared_address(&m.q_full[group]), flags & STAGE_ODD ? 1 : 0);
+            else
+                fetch_queries(job, m, m.info[stage_of(at)], group);
+            clear(o);
+        }
+        auto queries_used = [&] {
+            if (T::E4M3 && flags & STAGE_LAST && threadIdx.x % CUDA_WARP == 0)
+                barrier_arrive(shared_address(&m.q_empty[group]));
+        };
+        auto look = [&] { return look_at(job, m, stage_of(at), group); };
+        auto values = [&]() -> uint32_t {
+            if (T::E4M3)
+                return matrix_low(shared_address(m.stage[stage_of(at)])) + T::K_BYTES / 16;
+            pass_stage(m, at);
+            wait_full(m, at);
+            return matrix_low_turned(shared_address(m.stage[stage_of(at)]), TILE_HALF);
+        };
+        if (!(flags & STAGE_NONE)) {
+            attend_page<T>(o, q, matrix_low(shared_address(m.stage[stage_of(at)])),
+                           m.info[stage_of(at)].group[group].scale, look, queries_used, values);
+        } else {
+            queries_used();
+            if (!T::E4M3) {
+                pass_stage(m, at);
+                wait_full(m, at);
+            }
+        }
+        const stage_info &info = m.info[stage_of(at)];
+        if (uniform(info.group[group].flags) & STAGE_LAST)
+            write_results(job, m, o, info, group);
+        pass_stage(m, at);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ the kernel */
+
+template <typename T>
+static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __grid_constant__ prefill_job job)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    memory<T> &m = *(memory<T> *)shared;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < shape<T>::STAGES; i++) {
+            barrier_init(shared_address(&m.full[i]), shape<T>::FULL);
+            barrier_init(shared_address(&m.empty[i]), GROUPS * GROUP_WARPS);
+        }
+        for (int g = 0; g < GROUPS; g++) {
+            barrier_init(shared_address(&m.q_full[g]), CUDA_WARP);
+            barrier_init(shared_address(&m.q_empty[g]), GROUP_WARPS);
+        }
+        barrier_init(shared_address(&m.landed), 1);
+        m.landings = m.tasks = 0;
+        m.list = find_tasks(job);
+        fence_barriers();
+    }
+    if (threadIdx.x < WARP_ROWS)
+        m.query[threadIdx.x] = (uint8_t)query_of_row(job, threadIdx.x);
+    __syncthreads();
+    if (uniform(threadIdx.x / WARPGROUP) == 0) {
+        fewer_registers<shape<T>::LOAD_REGISTERS>();
+        if constexpr (!shape<T>::IMAGES)
+            load_pages(job, m);
+        else if (threadIdx.x < CUDA_WARP)
+            load_images(job, m);
+        else
+            load_queries(job, m, threadIdx.x / CUDA_WARP - 1);
+    } else {
+        more_registers<shape<T>::REGISTERS>();
+        attend_tiles(job, m);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ launchers */
+
+/* Plans for other kernels: partials, and rows so few that they do not pay for what they share. */
+static const struct cuda_attention_kernel *other_kernel(const struct cuda_attention *job)
+{
+    const msa_attention_desc *desc = &job->desc;
+    int few = has_images(*job) ? job->num_sms : job->num_sms / 2;
+    return desc->partials ? &attention_smxx : desc->max_total_q * desc->num_kv_heads <= few ? &decode_sm90 : nullptr;
+}
+
+static bool plan(struct cuda_attention *job)
+{
+    const msa_attention_desc *desc = &job->desc;
+    if (other_kernel(job))
+        return other_kernel(job)->plan(job);
+    if (desc->strategy == MSA_STRATEGY_PAGE_MAJOR)
+        return false;
+    job->step.query_tile = tile_queries(*job);
+    if (has_images(*job))
+        job->precision = desc->precision;
+    int64_t tasks = most_tasks(*job);
+    if (tasks < job->num_sms && tasks)
+        job->num_splits = (int32_t)(job->num_sms / tasks < MSA_MAX_SPLITS ? job->num_sms / tasks : MSA_MAX_SPLITS);
+    job->memory_bytes = own_memory(*job).bytes;
+    return true;
+}
+
+static cudaError_t prepare(const struct cuda_attention *job, cudaStream_t stream)
+{
+    if (other_kernel(job) || job->step.num_tiles == 0)
+        return cudaSuccess;
+    prefill_job all = make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads});
+    cudaError_t error = cudaSuccess;
+    if (has_images(*job))
+        error = cudaMemsetAsync(all.own.sources, 0xFF,
+                                (size_t)job->step.lists * job->desc.max_batch * pages_of(job->desc.max_kv_len) *
+                                    sizeof(image_source),
+                                stream);
+    if (!error)
+        error = launch(find_windows, 1, SCAN_THREADS, 0, false, stream, all);
+    if (error)
+        return error;
+    unsigned tiles = (unsigned)job->step.num_tiles, lists = (unsigned)job->step.lists;
+    if (tile_queries(*job) <= CUDA_WARP)
+        return launch(join_few, dim3(grid_blocks(tiles, JOIN_THREADS / CUDA_WARP), lists), JOIN_THREADS,
+                      JOIN_THREADS / CUDA_WARP * tile_queries(*job) * job->step.topk * sizeof(cuda_page), false, stream,
+                      all);
+    return launch(join_many, dim3(tiles, lists), JOIN_THREADS, 0, false, stream, all);
+}
+
+template <typename T> static cudaError_t launch_attend(prefill_job job, cudaStream_t stream)
+{
+    cudaError_t error = cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
+    int64_t tasks = (int64_t)job.step.num_tiles * job.window.heads * job.num_splits;
+    job.blocks = (uint32_t)(tasks < job.num_sms ? tasks : job.num_sms);
+    return error ? error : launch(attend<T>, job.blocks, shape<T>::THREADS, sizeof(memory<T>), false, stream, job);
+}
+
+template <storage STORAGE, bool FAST>
+static cudaError_t convert_and_attend(const struct cuda_attention *job, cudaStream_t stream)
+{
+    int bytes = image_bytes(*job);
+    window_size size = size_of_window(*job);
+    cudaError_t error =
+        cudaFuncSetAttribute(write_images<STORAGE, FAST>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    for (int32_t head = 0; !error && head < job->desc.num_kv_heads; head += size.heads)
+        for (int32_t i = 0; !error && i < num_windows(*job, job->step.batch); i++) {
+            int32_t left = job->desc.num_kv_heads - head;
+            uint32_t heads = (uint32_t)(left < size.heads ? left : size.heads);
+            prefill_job part = make_job(*job, {(uint32_t)i, (uint32_t)head, heads});
+            error = launch(write_images<STORAGE, FAST>, (unsigned)(job->num_sms * IMAGE_BLOCKS), IMAGE_THREADS, bytes,
+                           false, stream, part);
+            if (!error)
+                error = FAST ? launch_attend<fast_types>(part, stream) : launch_attend<exact_types>(part, stream);
+        }
+    return error;
+}
+
+static cudaError_t attend_all(const struct cuda_attention *job, cudaStream_t stream)
+{
+    if (!has_images(*job)) {
+        prefill_job all = make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads});
+        return job->desc.kv_dtype == MSA_BF16 ? launch_attend<bf16_types>(all, stream)
+                                              : launch_attend<fp16_types>(all, stream);
+    }
+    bool fast = job->precision == MSA_PRECISION_FAST;
+    if (job->desc.kv_dtype == MSA_E4M3)
+        return fast ? convert_and_attend<STORAGE_E4M3, true>(job, stream)
+                    : convert_and_attend<STORAGE_E4M3, false>(job, stream);
+    return fast ? convert_and_attend<STORAGE_NVFP4_E4M3, true>(job, stream)
+                : convert_and_attend<STORAGE_NVFP4_E4M3, false>(job, stream);
+}
+
+/* The splits' results, in the plan's memory. A split without a page of a row's writes an empty state. */
+static cuda_result split_results(const struct cuda_attention *job)
+{
+    int64_t heads = job->desc.num_q_heads, rows = job->desc.max_total_q;
+    cuda_result result = {};
+    result.dtype = MSA_F32;
+    result.out = own_memory(*job).states;
+    result.out_head_stride = MSA_HEAD_DIM * 4;
+    result.out_row_stride = heads * result.out_head_stride;
+    result.out_split_stride = rows * result.out_row_stride;
+    result.lse = (float *)((char *)result.out + job->num_splits * result.out_split_stride);
+    result.lse_head_stride = 4;
+    result.lse_row_stride = heads * 4;
+    result.lse_split_stride = rows * result.lse_row_stride;
+    result.sum_offset = job->num_splits * result.lse_split_stride;
+    return result;
+}
+
+static cudaError_t merge_splits(const struct cuda_attention *job, const cuda_result &splits, cudaStream_t stream)
+{
+    cuda_merge merge = {};
+    merge.rows = job->step.rows;
+    merge.sum_offset = splits.sum_offset;
+    merge.job.num_states = job->num_splits;
+    for (int s = 0; s < job->num_splits; s++)
+        merge.job.states[s] = msa_merge_state{(const char *)splits.out + s * splits.out_split_stride,
+                                              splits.out_row_stride,
+                                              splits.out_head_stride,
+                                              splits.dtype,
+                                              (const float *)((const char *)splits.lse + s * splits.lse_split_stride),
+                                              splits.lse_row_stride,
+                                              splits.lse_head_stride};
+    merge.job.rows = job->step.total_q;
+    merge.job.num_q_heads = job->desc.num_q_heads;
+    merge.job.num_kv_heads = job->desc.num_kv_heads;
+    merge.job.out_dtype = job->result.dtype;
+    merge.job.out = job->result.out;
+    merge.job.out_row_stride = job->result.out_row_stride;
+    merge.job.out_head_stride = job->result.out_head_stride;
+    merge.job.lse = job->result.lse;
+    merge.job.lse_row_stride = job->result.lse_row_stride;
+    merge.job.lse_head_stride = job->result.lse_head_stride;
+    return job->merge(&merge, stream);
+}
+
+static cudaError_t run(const struct cuda_attention *job, cudaStream_t stream)
+{
+    if (other_kernel(job))
+        return other_kernel(job)->run(job, stream);
+    if (job->step.num_tiles == 0)
+        return cudaSuccess;
+    if (job->num_splits == 1)
+        return attend_all(job, stream);
+    cuda_attention split = *job;
+    split.result = split_results(job);
+    cudaError_t error = attend_all(&split, stream);
+    return error ? error : merge_splits(job, split.result, stream);
+}
+
+const struct cuda_attention_kernel prefill_sm90 = {plan, prepare, run};

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * prefill_sm90.cuh - what the launches of prefill_sm90.cu share: the cut of a step into tiles, windows and images, and
+ * where these lie in the plan's memory.
+ *
+ *   tile      the queries of a block: 3 warpgroups of 4 warps of as many whole queries as 16 rows hold
+ *   union     the pages that a tile's queries selected, each once, with a bit for every query
+ *   image     one page of one KV head as the products' operands: K in F16 (E4M3 for `fast`), then V in E4M3, turned.
+ *             Keys past the request's length are zeros. Only pages that some query selected are made
+ *   window    the requests and KV heads whose images are there at once. A step's windows follow each other
+ *
+ * Memory: at most MAX_IMAGES images (48 KB; 32 KB for `fast`), 768 MB, whatever the capacities: a window has
+ * window_heads heads and requests that begin within window_pages pages; the last one may reach max_pages further.
+ * Without E4M3 queries there are no images, and one window.
+ */
+#ifndef MSA_CUDA_PREFILL_SM90_CUH
+#define MSA_CUDA_PREFILL_SM90_CUH
+
+#include "attention_sm90.cuh"
+#include "page.cuh"
+
+enum { GROUPS = 3, GROUP_WARPS = 4, MAX_IMAGES = 16384 };
+
+/* A page of a union. */
+struct union_page {
+    uint64_t mask[GROUPS]; /* of a warpgroup: 16 bits a warp, a bit a query */
+    int32_t logical, physical;
+};
+
+/* A tile with its union: all that a block must know, in one load. */
+struct alignas(16) union_tile {
+    int32_t first_row, num_rows, first_position; /* as in struct cuda_tile */
+    int32_t kv_len;                              /* of the request */
+    int32_t first_page;                          /* of the request, among all requests' pages */
+    int32_t size;                                /* of the union */
+    int32_t reserved[2];
+};
+
+/* A page of a request, in order of requests and pages. */
+struct image_source {
+    int32_t physical; /* -1: nobody selected it */
+    int32_t keys;     /* of the request, the rest are zeros */
+};
+
+struct prefill_memory {
+    uint8_t *images;
+    union_page *unions;     /* [lists][total_q * topk], a tile's from first_row * topk on */
+    union_tile *tiles;      /* [lists][num_tiles] */
+    int32_t *first_page;    /* [batch + 1] pages before each request */
+    int32_t *first_request; /* [windows + 1] of a window */
+    image_source *sources;  /* [lists][max_batch * max_pages] */
+    float *states;          /* of splits: results, maxima, sums */
+    uint8_t *unsafe;        /* [images] some value that a query of the request sees is not finite */
+    size_t bytes;
+};
+
+static __host__ __device__ __forceinline__ bool has_images(const cuda_attention &job)
+{
+    return job.desc.q_dtype == MSA_E4M3;
+}
+
+static __host__ __device__ __forceinline__ int32_t image_bytes(const cuda_attention &job)
+{
+    return job.precision == MSA_PRECISION_FAST ? fast_types::K_BYTES + fast_types::V_BYTES
+                                               : exact_types::K_BYTES + exact_types::V_BYTES;
+}
+
+static __host__ __device__ __forceinline__ int32_t warp_queries(const cuda_attention &job)
+{
+    return WARP_ROWS / job.ratio;
+}
+
+static __host__ __device__ __forceinline__ int32_t tile_queries(const cuda_attention &job)
+{
+    return GROUPS * GROUP_WARPS * warp_queries(job);
+}
+
+static __host__ __device__ __forceinline__ int32_t pages_of(int64_t keys)
+{
+    return (int32_t)((keys + MSA_PAGE_SIZE - 1) / MSA_PAGE_SIZE);
+}
+
+/* KV heads, and pages in which requests begin, of a window. */
+struct window_size {
+    int32_t heads, pages;
+};
+
+static __host__ __device__ __forceinline__ window_size size_of_window(const cuda_attention &job)
+{
+    int32_t max_pages = pages_of(job.desc.max_kv_len), heads = max_pages ? MAX_IMAGES / (2 * max_pages) : MAX_IMAGES;
+    heads = heads < 1 ? 1 : heads < job.desc.num_kv_heads ? heads : job.desc.num_kv_heads;
+    return window_size{heads, MAX_IMAGES / heads - max_pages};
+}
+
+/* Windows of so many requests, for each group of heads. */
+static __host__ __device__ __forceinline__ int32_t num_windows(const cuda_attention &job, int64_t batch)
+{
+    int64_t size = size_of_window(job).pages, max_pages = pages_of(job.desc.max_kv_len), pages = batch * max_pages;
+    return has_images(job) && pages > size + max_pages ? (int32_t)((pages + size - 1) / size) : 1;
+}
+
+/* Tasks of a full step. */
+static __host__ __device__ __forceinline__ int64_t most_tasks(const cuda_attention &job)
+{
+    int64_t tiles = job.desc.max_total_q / tile_queries(job) + job.desc.max_batch;
+    return (tiles < job.desc.max_total_q ? tiles : job.desc.max_total_q) * job.desc.num_kv_heads;
+}
+
+static __host__ __device__ __forceinline__ prefill_memory own_memory(const cuda_attention &job)
+{
+    const msa_attention_desc &desc = job.desc;
+    int64_t batch = desc.max_batch, rows = desc.max_total_q, lists = desc.num_lists,
+            max_pages = pages_of(desc.max_kv_len);
+    int64_t tiles = rows / tile_queries(job) + batch, pages = batch * max_pages;
+    int64_t images = pages * desc.num_kv_heads < MAX_IMAGES ? pages * desc.num_kv_heads : MAX_IMAGES;
+    images = has_images(job) ? images : 0;
+    /* A plan that splits has fewer than 2 * num_sms tasks. The size is that bound, so that it grows with every
+     * capacity. */
+    int64_t states = rows * desc.num_q_heads * MSA_MAX_SPLITS, most = 2ll * job.num_sms * GROUPS * GROUP_ROWS;
+    states = states < most ? states : most;
+    char *at = (char *)job.memory;
+    auto take = [&](int64_t bytes) {
+        char *taken = at;
+        at += (bytes + 255) & ~(int64_t)255;
+        return taken;
+    };
+    prefill_memory m;
+    m.images = (uint8_t *)take(images * image_bytes(job));
+    m.unsafe = (uint8_t *)take(images);
+    m.unions = (union_page *)take(lists * rows * desc.topk * (int64_t)sizeof(union_page));
+    m.tiles = (union_tile *)take(lists * tiles * (int64_t)sizeof(union_tile));
+    m.sources = (image_source *)take(has_images(job) ? lists * pages * (int64_t)sizeof(image_source) : 0);
+    m.first_page = (int32_t *)take((batch + 1) * 4);
+    m.first_request = (int32_t *)take((num_windows(job, batch) + 1) * 4);
+    m.states = (float *)take(states * (MSA_HEAD_DIM + 2) * 4);
+    m.bytes = (size_t)(at - (char *)job.memory);
+    return m;
+}
+
+/* The part of a step that is worked on at once. */
+struct prefill_window {
+    uint32_t index, first_head, heads;
+};
+
+/* K or V. */
+struct prefill_cache {
+    const uint8_t *data;
+    int64_t page_stride, head_stride, token_stride;
+};
+
+/* What the kernels get. */
+struct prefill_job : cuda_attention {
+    prefill_memory own;
+    prefill_window window;
+    prefill_cache cache[2];
+    const int32_t *requests; /* the window's first, and the first past it */
+    uint32_t blocks;
+    int32_t width;       /* whole queries of a warp */
+    uint32_t list_heads; /* KV heads that share a list */
+    float log2_one;      /* of a term of 1: a constant that the compiler must not know, see write_results */
+    float scale;         /* of logits in log2 units, but for the tensors' own factors */
+};
+
+static inline prefill_job make_job(const cuda_attention &job, const prefill_window &window)
+{
+    prefill_job made = {};
+    (cuda_attention &)made = job;
+    made.own = own_memory(job);
+    made.window = window;
+    made.cache[0] = {(const uint8_t *)job.args.k, job.args.k_page_stride, job.args.k_head_stride,
+                     job.args.k_token_stride};
+    made.cache[1] = {(const uint8_t *)job.args.v, job.args.v_page_stride, job.args.v_head_stride,
+                     job.args.v_token_stride};
+    made.requests = made.own.first_request + window.index;
+    made.width = warp_queries(job);
+    made.log2_one = has_images(job) ? LOG2_448 : 0;
+    made.list_heads = (uint32_t)(job.desc.num_kv_heads / job.step.lists);
+    made.scale = (float)((double)job.desc.sm_scale * 1.44269504088896340736);
+    return made;
+}
+
+#endif
