@@ -229,8 +229,13 @@ static __device__ __forceinline__ void make_terms(float (&s)[64], int first, flo
         sum[i % 4] += s[i];
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) /* not a branch */
-        o.sum[r] = view.selected[r] ? fmaf(sum[2 * r] + sum[2 * r + 1], weight[r], o.sum[r]) : o.sum[r];
+    for (int r = 0; r < 2; r++) {
+        float all = fmaf(sum[2 * r] + sum[2 * r + 1], weight[r], o.sum[r]);
+        asm volatile(
+            ""
+            : "+f"(all)); /* or the compiler adds up behind a branch, after the exponentials, not beside them */
+        o.sum[r] = view.selected[r] ? all : o.sum[r];
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ one page */
