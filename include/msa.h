@@ -173,7 +173,10 @@ typedef struct msa_context_options {
     const char *isa;     /* CPU: cap on the instruction set: "c", "avx2", "avx512", "avx512bf16", "amx", "neon"; NULL: the
                             environment variable MSA_ISA, and without it (or empty) the fastest level of this machine,
                             which is amx where the system permits it; else, on Intel, avx512 even where
-                            avx512bf16 exists. amx adds in another order: its bits differ from the others' */
+                            avx512bf16 exists. amx adds in another order: its bits differ from the others'. To take it
+                            asks Linux for the process's permission to use tile registers, after which signal stacks
+                            (sigaltstack) of less than getauxval(AT_MINSIGSTKSZ) bytes, about 11 KB, are refused;
+                            where such a stack exists, the level is not taken. Any other cap asks for nothing */
     msa_parallel_for_fn *parallel_for; /* NULL: OpenMP */
     void *parallel_for_data;
     msa_alloc_fn *alloc; /* both NULL: malloc and free */

@@ -93,18 +93,18 @@ static msa_status run_attention(msa_plan *plan, enum plan_operation operation, c
     return plan->context->backend->attention_run(plan, &resolved, stream);
 }
 
-#define PLANNED_OPERATION(op, OP, kind)                                                               \
-    msa_status msa_##op##_plan(msa_context *context, const msa_##kind##_desc *desc, msa_plan **plan)  \
-    {                                                                                                 \
-        return plan_##kind(context, OP, desc, plan);                                                  \
-    }                                                                                                 \
-    msa_status msa_##op##_prepare(msa_plan *plan, const msa_step *step, msa_stream stream)            \
-    {                                                                                                 \
-        return prepare(plan, OP, step, stream);                                                       \
-    }                                                                                                 \
-    msa_status msa_##op##_run(msa_plan *plan, const msa_##kind##_args *args, msa_stream stream)       \
-    {                                                                                                 \
-        return run_##kind(plan, OP, args, stream);                                                    \
+#define PLANNED_OPERATION(op, OP, kind)                                                              \
+    msa_status msa_##op##_plan(msa_context *context, const msa_##kind##_desc *desc, msa_plan **plan) \
+    {                                                                                                \
+        return plan_##kind(context, OP, desc, plan);                                                 \
+    }                                                                                                \
+    msa_status msa_##op##_prepare(msa_plan *plan, const msa_step *step, msa_stream stream)           \
+    {                                                                                                \
+        return prepare(plan, OP, step, stream);                                                      \
+    }                                                                                                \
+    msa_status msa_##op##_run(msa_plan *plan, const msa_##kind##_args *args, msa_stream stream)      \
+    {                                                                                                \
+        return run_##kind(plan, OP, args, stream);                                                   \
     }
 
 PLANNED_OPERATION(index_prefill, PLAN_INDEX_PREFILL, index)
@@ -114,14 +114,14 @@ PLANNED_OPERATION(decode, PLAN_DECODE, attention)
 
 /* ------------------------------------------------------------------------------------------------ stateless calls */
 
-#define STATELESS_OPERATION(op, resolved_type, method)                                                        \
-    msa_status msa_##op(msa_context *context, const msa_##op##_args *args, msa_stream stream)                 \
-    {                                                                                                         \
-        resolved_type resolved;                                                                               \
-        if (!context)                                                                                         \
-            return fail(MSA_ERROR_INVALID_ARGUMENT, "context = NULL: must be a context");                     \
-        msa_status status = check_##op##_args(args, &resolved);                                               \
-        return status ? status : context->backend->method(context, &resolved, stream);                        \
+#define STATELESS_OPERATION(op, resolved_type, method)                                        \
+    msa_status msa_##op(msa_context *context, const msa_##op##_args *args, msa_stream stream) \
+    {                                                                                         \
+        resolved_type resolved;                                                               \
+        if (!context)                                                                         \
+            return fail(MSA_ERROR_INVALID_ARGUMENT, "context = NULL: must be a context");     \
+        msa_status status = check_##op##_args(args, &resolved);                               \
+        return status ? status : context->backend->method(context, &resolved, stream);        \
     }
 
 STATELESS_OPERATION(topk, msa_topk_args, topk)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * internal.h - what the parts of the library share: contexts, plans, the backend table, status helpers, argument checks.
+ * internal.h - what the parts of the library share: contexts, plans, the backend table, status helpers, argument
+ * checks.
  *
  * A public call goes: api.c (check the arguments) -> context->backend (cpu/driver_*.c or cuda/driver*) -> kernel.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * merge_job.h - what combine and merge become once checked: one operation, S states of one row. A header of its own, because
- * kernels written in C++ take it too.
+ * merge_job.h - what combine and merge become once checked: one operation, S states of one row. A header of its own,
+ * because kernels written in C++ take it too.
  */
 #ifndef MSA_MERGE_JOB_H
 #define MSA_MERGE_JOB_H

@@ -53,7 +53,7 @@ NUMBER_FN float fp16_to_f32(uint16_t h)
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7FFF;
     if (magnitude >= 0x7C00)
         return f32_from_bits(sign | 0x7F800000 | magnitude << 13);
-    if (magnitude < 0x0400) /* subnormal: no FP32 subnormal on the way, so that the caller's flush modes do not matter */
+    if (magnitude < 0x0400) /* subnormal: none of FP32 on the way, so that the caller's flush modes do not matter */
         return f32_from_bits(sign | f32_bits((float)magnitude * 0x1p-24f));
     return f32_from_bits(sign | ((magnitude << 13) + (112u << 23)));
 }
@@ -104,11 +104,18 @@ NUMBER_FN uint8_t f32_to_e2m1(float x) /* rn, satfinite; NaN gives 6 */
     float a = fabsf(x);
     uint8_t sign = signbit(x) && !isnan(x) ? 8 : 0;
     /* The bounds are the midpoints; a midpoint goes to the even code. */
-    uint8_t code = a <= 0.25f ? 0 : a < 0.75f ? 1 : a <= 1.25f ? 2 : a < 1.75f ? 3 : a <= 2.5f ? 4 : a < 3.5f ? 5 : a <= 5.0f ? 6 : 7;
+    uint8_t code = a <= 0.25f   ? 0
+                   : a < 0.75f  ? 1
+                   : a <= 1.25f ? 2
+                   : a < 1.75f  ? 3
+                   : a <= 2.5f  ? 4
+                   : a < 3.5f   ? 5
+                   : a <= 5.0f  ? 6
+                                : 7;
     return sign | code;
 }
 
-/* The exact product of an NVFP4 code and its block scale: at most six significant bits, exact in BF16, FP16 and FP32. */
+/* The exact product of an NVFP4 code and its block scale: at most six significant bits, which BF16, FP16, FP32 hold. */
 NUMBER_FN float nvfp4_to_f32(uint8_t code, uint8_t scale)
 {
     return e2m1_to_f32(code) * e4m3_to_f32(scale);

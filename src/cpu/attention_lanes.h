@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * attention_lanes.h - attention with FP32 operands on vectors shorter than 16 lanes (lanes.h); attention_c.c defines the
- * results, and these are bit-equal. One visit of a unit at a time; scores and, over them, P stay in the tile's scratch.
+ * attention_lanes.h - attention with FP32 operands on vectors shorter than 16 lanes (lanes.h); attention_c.c defines
+ * the results, and these are bit-equal. One visit of a unit at a time; scores and, over them, P stay in the tile's
+ * scratch.
  */
 #include "exp2.h"
 #include "lanes.h"

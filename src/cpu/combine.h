@@ -3,8 +3,8 @@
  * combine.h - the weights by which one head of one row merges its states, for all instruction sets.
  *
  *   M = max lse_s, w_s = 2^((lse_s - M) * log2 e), lse = M + log(sum w_s), weight_s = w_s / sum w
- * with s ascending, in FP32. An empty state (lse -inf or +inf, or past the row's count) is left out and its output unread; a
- * NaN lse makes the row NaN.
+ * with s ascending, in FP32. An empty state (lse -inf or +inf, or past the row's count) is left out and its output
+ * unread; a NaN lse makes the row NaN.
  */
 #ifndef MSA_COMBINE_H
 #define MSA_COMBINE_H

@@ -2,8 +2,8 @@
  *
  * convert_avx2.c - storage formats to FP32 operands (convert_c.c defines it; bit-equal): K and V slices, and Q units.
  *
- * All works on 16 elements of one token at a time: a K slice is 16 rows of 8 such blocks, a V slice one block of each key.
- * Floor: two 32-byte stores a block; the E4M3 arithmetic takes 13 instructions besides, 3 a cycle.
+ * All works on 16 elements of one token at a time: a K slice is 16 rows of 8 such blocks, a V slice one block of each
+ * key. Floor: two 32-byte stores a block; the E4M3 arithmetic takes 13 instructions besides, 3 a cycle.
  */
 #include "convert_table.h"
 #include "kernels.h"
@@ -30,8 +30,8 @@ INLINE __m256 fp16_octet(const void *from)
     return _mm256_cvtph_ps(_mm_loadu_si128(from));
 }
 
-/* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included. Only
- * the NaN code looks like a number, 480: it is noted, and whoever finds one converts again. */
+/* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included.
+ * Only the NaN code looks like a number, 480: it is noted, and whoever finds one converts again. */
 INLINE block e4m3_block(const void *from, __m128i *nan)
 {
     __m128i codes = _mm_loadu_si128(from), magnitude = _mm_set1_epi8(0x7F);

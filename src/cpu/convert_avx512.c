@@ -105,9 +105,9 @@ CONVERT(nvfp4_exact, FORMAT_NVFP4_EXACT)
 
 /* ------------------------------------------------------------------------------------------------ E4M3 */
 
-/* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included. The
- * way leads through memory, because there vcvtph2ps finds its 16 elements without a shuffle. Only the NaN codes would look
- * like numbers: whoever meets one leaves the work to the portable code. */
+/* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included.
+ * The way leads through memory, because there vcvtph2ps finds its 16 elements without a shuffle. Only the NaN codes
+ * would look like numbers: whoever meets one leaves the work to the portable code. */
 INLINE __m512i half_from_e4m3(__m256i codes)
 {
     return _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(codes), 7), _mm512_set1_epi16((short)0xBF80));

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * convert_neon.c - storage formats to FP32 operands (convert_c.c defines it; bit-equal): K and V slices. Q units are left to
- * the portable code, which runs once a tile.
+ * convert_neon.c - storage formats to FP32 operands (convert_c.c defines it; bit-equal): K and V slices. Q units are
+ * left to the portable code, which runs once a tile.
  *
- * All works on 16 elements of one token at a time: a K slice is 16 rows of 8 such blocks, a V slice one block of each key.
+ * All works on 16 elements of one token at a time: a K slice is 16 rows of 8 such blocks, a V slice one block of each
+ * key.
  */
 #include "convert_table.h"
 #include "kernels.h"
@@ -28,8 +29,8 @@ INLINE void fp16_block(const uint8_t *from, float *to)
         vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from + 2 * i))));
 }
 
-/* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included. Only
- * the NaN code looks like a number, 480: it is noted, and whoever finds one converts again. */
+/* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included.
+ * Only the NaN code looks like a number, 480: it is noted, and whoever finds one converts again. */
 INLINE void e4m3_block(const uint8_t *from, float *to, uint8x16_t *nan)
 {
     uint8x16_t codes = vld1q_u8(from), magnitude = vdupq_n_u8(0x7F);

@@ -2,8 +2,8 @@
  *
  * cpu.c - the CPU backend: instruction-set detection, the kernel table, threads, and the backend's function table.
  */
-#include "kernels.h"
 #include "convert_table.h"
+#include "kernels.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +21,8 @@
 static const char *const isa_names[NUM_ISAS] = {"c", "avx2", "avx512", "avx512bf16", "amx", "neon"};
 
 #if defined(__x86_64__)
-/* The processor's AMX with BF16, the system's care for its registers (XCR0), and the process's permission to use them, which
- * Linux gives to who asks. (It refuses when an alternative signal stack is too small for them.) */
+/* The processor's AMX with BF16, the system's care for its registers (XCR0), and the process's permission to use them,
+ * which Linux gives to who asks. (It refuses when an alternative signal stack is too small for them.) */
 static bool amx_supported(void)
 {
     enum { TILE_DATA = 18, ARCH_REQ_XCOMP_PERM = 0x1023 };
@@ -31,7 +31,8 @@ static bool amx_supported(void)
         return false;
     unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24, tiles = 3u << 17;
     __asm__("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
-    return d & amx_bf16 && d & amx_tile && (xcr0 & tiles) == tiles && !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA);
+    return d & amx_bf16 && d & amx_tile && (xcr0 & tiles) == tiles &&
+           !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA);
 }
 #endif
 
@@ -48,7 +49,8 @@ static bool isa_supported(enum cpu_isa isa)
         return isa_supported(ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     case ISA_AVX512BF16:
-        return isa_supported(ISA_AVX512) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+        return isa_supported(ISA_AVX512) && __builtin_cpu_supports("avx512bf16") &&
+               __builtin_cpu_supports("avx512vbmi");
     case ISA_AMX:
         return isa_supported(ISA_AVX512BF16) && amx_supported();
 #elif defined(__aarch64__)
@@ -60,8 +62,8 @@ static bool isa_supported(enum cpu_isa isa)
     }
 }
 
-/* Whether the avx512bf16 level is the faster one where it exists; the bits are the same. vdpbf16ps does twice the work of FMA on
- * AMD's Zen 4, and half of it on Intel's Sapphire Rapids, which starts one in two cycles. */
+/* Whether the avx512bf16 level is the faster one where it exists; the bits are the same. vdpbf16ps does twice the work
+ * of FMA on AMD's Zen 4, and half of it on Intel's Sapphire Rapids, which starts one in two cycles. */
 static bool bf16_pays(void)
 {
 #if defined(__x86_64__)
@@ -124,7 +126,9 @@ size_t cpu_kernel_get(const msa_context *context, size_t index, msa_kernel_info 
         info->formats = entry->formats;
         info->isa = isa_names[entry->isa];
         const struct cpu_device *device = context && context->device == MSA_DEVICE_CPU ? context->backend_data : NULL;
-        info->available = device && isa_supported(entry->isa) && (!device->capped || isa_within(entry->isa, device->isa));
+        /* Capped first: to ask for AMX changes the process. */
+        info->available =
+            device && (!device->capped || isa_within(entry->isa, device->isa)) && isa_supported(entry->isa);
     }
     return count;
 }
@@ -136,7 +140,8 @@ struct parallel_call {
     void *arg;
 };
 
-msa_status cpu_parallel(const msa_context *context, size_t n, void (*task)(void *arg, size_t i, size_t thread), void *arg)
+msa_status cpu_parallel(const msa_context *context, size_t n, void (*task)(void *arg, size_t i, size_t thread),
+                        void *arg)
 {
     if (context->num_threads == 1 || n <= 1) {
         for (size_t i = 0; i < n; i++)
@@ -236,12 +241,15 @@ static msa_status choose_isa(const char *name, enum cpu_isa *isa)
     for (int candidate = 0; candidate < NUM_ISAS; candidate++) {
         if (name && !strcmp(name, isa_names[candidate])) {
             *isa = (enum cpu_isa)candidate;
-            return isa_supported(*isa) ? MSA_SUCCESS : fail(MSA_ERROR_UNSUPPORTED, "isa = \"%s\": this machine lacks it", name);
+            return isa_supported(*isa) ? MSA_SUCCESS
+                                       : fail(MSA_ERROR_UNSUPPORTED, "isa = \"%s\": this machine lacks it", name);
         }
         if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()))
             *isa = (enum cpu_isa)candidate;
     }
-    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon", name) : MSA_SUCCESS;
+    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon",
+                       name)
+                : MSA_SUCCESS;
 }
 
 msa_status cpu_context_init(msa_context *context, const msa_context_options *options)

@@ -90,7 +90,8 @@ msa_status cpu_attention_plan(msa_plan *plan)
     const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
     if (desc->strategy == MSA_STRATEGY_PAGE_MAJOR)
         return fail(MSA_ERROR_UNSUPPORTED, "strategy = page-major: a CPU walks pages query-major");
-    enum cpu_operand operand = cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_TILE], kernels->attend[OPERAND_BF16]);
+    enum cpu_operand operand =
+        cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_TILE], kernels->attend[OPERAND_BF16]);
     enum cpu_format q_format = storage_format(desc->q_dtype, desc->q_dtype),
                     kv_format = storage_format(desc->kv_dtype, desc->q_dtype);
     plan->kernel = cpu_kernel_name((void (*)(void))kernels->attend[operand]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * driver_rows.c - the stateless calls on the CPU: top-k, combine/merge, quantise and convert. Rows are independent; a work
- * item is ROW_BLOCK of them. cache.c has the cache write.
+ * driver_rows.c - the stateless calls on the CPU: top-k, combine/merge, quantise and convert. Rows are independent; a
+ * work item is ROW_BLOCK of them. cache.c has the cache write.
  */
 #include "../number.h"
 #include "cpu.h"
@@ -31,7 +31,8 @@ static void topk_task(void *arg, size_t block, size_t thread)
     (void)thread;
     const struct topk_call *call = arg;
     const msa_topk_args *args = call->args;
-    struct cpu_selection selection = {.k = args->k, .init_pages = args->init_pages, .local_pages = args->local_pages, .order = args->order};
+    struct cpu_selection selection = {
+        .k = args->k, .init_pages = args->init_pages, .local_pages = args->local_pages, .order = args->order};
     for (int64_t row = (int64_t)block * ROW_BLOCK; row < block_end(block, args->rows); row++) {
         int32_t n = args->valid_pages[row];
         n = n < 0 ? 0 : n < args->columns ? n : args->columns;
@@ -40,11 +41,13 @@ static void topk_task(void *arg, size_t block, size_t thread)
             struct cpu_best best;
             cpu_best_init(&best, &selection, n);
             if (last > first) { /* otherwise there may be no scores at all */
-                const float *scores = (const float *)((const char *)args->scores + head * args->scores_head_stride + row * args->scores_row_stride);
+                const float *scores = (const float *)((const char *)args->scores + head * args->scores_head_stride +
+                                                      row * args->scores_row_stride);
                 call->select(&best, scores + first, first, last - first);
             }
-            cpu_best_write(&best, &selection, n,
-                           (int32_t *)((char *)args->topk + head * args->topk_head_stride + row * args->topk_row_stride));
+            cpu_best_write(
+                &best, &selection, n,
+                (int32_t *)((char *)args->topk + head * args->topk_head_stride + row * args->topk_row_stride));
         }
     }
 }
@@ -102,8 +105,9 @@ msa_status cpu_quantise(msa_context *context, const msa_quantise_args *args, msa
     (void)stream;
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     enum cpu_source source = cpu_source_of(args->src_dtype);
-    struct quantise_call call = {args, args->dst_dtype == MSA_E4M3 ? kernels->quantise_e4m3[source] : kernels->quantise_nvfp4[source],
-                                 args->descale ? *args->descale : 1.0f};
+    struct quantise_call call = {
+        args, args->dst_dtype == MSA_E4M3 ? kernels->quantise_e4m3[source] : kernels->quantise_nvfp4[source],
+        args->descale ? *args->descale : 1.0f};
     return cpu_parallel(context, blocks(args->rows), quantise_task, &call);
 }
 
@@ -147,7 +151,8 @@ static void convert_task(void *arg, size_t block, size_t thread)
         if (args->src_dtype == args->dst_dtype) /* all bits, NaN payloads too */
             memcpy(dst, src, dtype_row_bytes(args->src_dtype, args->cols));
         else
-            convert_row(args, src, args->scale ? (const uint8_t *)args->scale + row * args->scale_row_stride : NULL, dst);
+            convert_row(args, src, args->scale ? (const uint8_t *)args->scale + row * args->scale_row_stride : NULL,
+                        dst);
     }
 }
 

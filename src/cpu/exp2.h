@@ -5,11 +5,11 @@
  *
  * scale comes as the sum of two floats, for a scale rounded to FP32 would move 2^(x*scale) by up to |x*scale|/3 ulp.
  * n = x*scale rounded to an integer (by adding and subtracting 1.5*2^23 + 126, which leaves n + 126 in the low mantissa
- * bits), f = x*scale - n in [-1/2, 1/2], both by fused multiply-add; 2*2^f by a polynomial with constant term 2 (exactly
- * factor at x = 0) whose weighted minimax error is 2e-9 relative; times 2^(n-1), made by shifting n + 126 into the
- * exponent. At x*scale <= -126 that is 0, and otherwise a normal number: subnormals, which some instructions flush, never
- * appear. NaN stays NaN. The factor, 1 or 448, goes into the coefficients, which costs nothing where they are kept in
- * registers.
+ * bits), f = x*scale - n in [-1/2, 1/2], both by fused multiply-add; 2*2^f by a polynomial with constant term 2
+ * (exactly factor at x = 0) whose weighted minimax error is 2e-9 relative; times 2^(n-1), made by shifting n + 126 into
+ * the exponent. At x*scale <= -126 that is 0, and otherwise a normal number: subnormals, which some instructions flush,
+ * never appear. NaN stays NaN. The factor, 1 or 448, goes into the coefficients, which costs nothing where they are
+ * kept in registers.
  */
 #ifndef MSA_EXP2_H
 #define MSA_EXP2_H

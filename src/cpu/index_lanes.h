@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * index_lanes.h - the indexer with FP32 operands on vectors shorter than 16 lanes (lanes.h); index_c.c defines the results,
- * and these are bit-equal. Slices are converted as the first unit gets to them; the best of the 128 keys stays in registers.
+ * index_lanes.h - the indexer with FP32 operands on vectors shorter than 16 lanes (lanes.h); index_c.c defines the
+ * results, and these are bit-equal. Slices are converted as the first unit gets to them; the best of the 128 keys stays
+ * in registers.
  */
 #include "lanes.h"
 

@@ -7,8 +7,9 @@
 
 static float load(const void *src, enum cpu_source source, int64_t i)
 {
-    return source == SOURCE_F32 ? ((const float *)src)[i]
-         : source == SOURCE_BF16 ? bf16_to_f32(((const uint16_t *)src)[i]) : fp16_to_f32(((const uint16_t *)src)[i]);
+    return source == SOURCE_F32    ? ((const float *)src)[i]
+           : source == SOURCE_BF16 ? bf16_to_f32(((const uint16_t *)src)[i])
+                                   : fp16_to_f32(((const uint16_t *)src)[i]);
 }
 
 static void quantise_e4m3(const void *src, enum cpu_source source, int64_t n, float descale, uint8_t *codes)
@@ -41,15 +42,15 @@ static void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, f
     }
 }
 
-#define QUANTISERS(source, SOURCE)                                                                                \
-    void quantise_e4m3_##source##_c(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)    \
-    {                                                                                                             \
-        (void)scales;                                                                                             \
-        quantise_e4m3(src, SOURCE, n, factor, codes);                                                             \
-    }                                                                                                             \
-    void quantise_nvfp4_##source##_c(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)   \
-    {                                                                                                             \
-        quantise_nvfp4(src, SOURCE, n, factor, codes, scales);                                                    \
+#define QUANTISERS(source, SOURCE)                                                                              \
+    void quantise_e4m3_##source##_c(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales)  \
+    {                                                                                                           \
+        (void)scales;                                                                                           \
+        quantise_e4m3(src, SOURCE, n, factor, codes);                                                           \
+    }                                                                                                           \
+    void quantise_nvfp4_##source##_c(const void *src, int64_t n, float factor, uint8_t *codes, uint8_t *scales) \
+    {                                                                                                           \
+        quantise_nvfp4(src, SOURCE, n, factor, codes, scales);                                                  \
     }
 
 QUANTISERS(f32, SOURCE_F32)

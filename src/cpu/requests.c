@@ -13,7 +13,8 @@ msa_status cpu_step_create(msa_plan *plan)
     size_t bytes = sizeof(struct cpu_step) + batch * sizeof(struct cpu_request) + (batch + 1) * sizeof(int64_t);
     struct cpu_step *prepared = context_alloc(plan->context, bytes);
     if (!prepared)
-        return fail(MSA_ERROR_OUT_OF_MEMORY, "max_batch = %d: %zu bytes for the plan could not be allocated", (int)plan->max_batch, bytes);
+        return fail(MSA_ERROR_OUT_OF_MEMORY, "max_batch = %d: %zu bytes for the plan could not be allocated",
+                    (int)plan->max_batch, bytes);
     prepared->requests = (struct cpu_request *)(prepared + 1);
     prepared->first_tile = (int64_t *)(prepared->requests + batch);
     plan->backend_data = prepared;
@@ -47,7 +48,9 @@ void cpu_step_prepare(msa_plan *plan)
         prepared->requests[b] = (struct cpu_request){
             .first_row = first,
             .num_rows = stop > first ? stop - first : 0,
-            .kv_len = kv_len < 0 ? 0 : kv_len < most_keys ? kv_len : most_keys,
+            .kv_len = kv_len < 0           ? 0
+                      : kv_len < most_keys ? kv_len
+                                           : most_keys,
             .first_position = kv_len - (end - begin) + (first - begin),
             .pages = (const int32_t *)((const char *)step->page_table + b * step->page_table_stride),
         };

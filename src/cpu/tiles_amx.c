@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * tiles_amx.c - tile registers on and off. A task of the drivers configures them when it begins and gives them back when
- * it ends, so that no thread of a caller is left with tile state, which the system would save at every switch. Both
- * together take some 300 cycles.
+ * tiles_amx.c - tile registers on and off. A task of the drivers configures them when it begins and gives them back
+ * when it ends, so that no thread of a caller is left with tile state, which the system would save at every switch.
+ * Both together take some 300 cycles.
  */
 #include "kernels.h"
 

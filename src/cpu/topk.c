@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * topk.c - the selection rules around the top-k kernels: forced pages, how many places are left, and the order of a list.
+ * topk.c - the selection rules around the top-k kernels: forced pages, how many places are left, and the order of a
+ * list.
  */
 #include "cpu.h"
 
