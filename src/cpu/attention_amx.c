@@ -15,8 +15,11 @@
  * Floor     a visit of a unit to a whole page: 64 multiplications and 16 stores of tiles, 16 cycles each, 1280 cycles;
  *           some 3100 vector instructions of softmax and merging at 2 a cycle, 1550 cycles. On Sapphire Rapids the
  *           multiplier keeps one of the two vector ports busy, so that the two add up: 2830 cycles.
- * Measured  2026-11-29, Xeon family 6 model 207, cycles a visit, page converted: 32 visits a page 3700, 8 visits 4600,
- *           1 visit 4600. (AVX-512 takes 18600.)
+ * Measured  2026-11-29, Xeon family 6 model 207 shared with other work, best cycles a visit, page converted: 32 visits a
+ *           page 3500, 8 visits 4200, 1 visit 5100 (AVX-512 takes 18600). Conversion of a page 4500 (E4M3), 2600 (BF16).
+ *           `msa bench prefill --pattern clustered --queries 256 --prefix 30K --q-heads 16 --kv-heads 1`, median ms,
+ *           AVX-512 in the same minute in brackets: Q8KV8 9.9 (37), Q8KV4 9.8 (29), BF16 10.9 (30).
+ * Bound by  what a visit reads and writes in L2 beside the floor: half a page's operands, its accumulators.
  */
 #include "operands_avx512bf16.h"
 
@@ -40,12 +43,14 @@ static void convert_k(const struct cpu_page *page, int slice)
 {
     if (slice * SLICE < page->keys)
         page->convert_k(&page->k, slice, page->keys, (uint32_t *)page->k_operand + slice * SLICE * ROW);
+    TILE_STAY_AWAKE();
 }
 
 static void convert_v(const struct cpu_page *page, int slice)
 {
     if (slice / 2 * ROUND < page->keys)
         page->convert_v(&page->v, slice, page->keys, (uint32_t *)page->v_operand + slice * 4 * TILE);
+    TILE_STAY_AWAKE();
 }
 
 /* Tiles of V: 32 keys by 16 dimensions, at dimension d. */
@@ -192,6 +197,20 @@ static void one_output(struct cpu_tile *tile, const struct cpu_page *page, const
     }
 }
 
+INLINE __m512 softmax_awake(float *scores, int keys, __m512 max, const struct exp2_scale *scale,
+                            const enum cpu_rounding rounding)
+{
+    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int key = 0, end; key + 2 <= keys; key = end) {
+        end = key + ROUND < keys ? key + ROUND : keys & ~1;
+        softmax_pairs(scores, key, end, max, scale, sum, rounding);
+        TILE_STAY_AWAKE();
+    }
+    if (keys & 1)
+        softmax_pair(scores, keys - 1, 1, max, scale, sum, rounding);
+    return _mm512_add_ps(sum[0], sum[1]);
+}
+
 /* fresh: the page is not converted yet. */
 static void attend_one(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visit, bool fresh)
 {
@@ -201,7 +220,13 @@ static void attend_one(struct cpu_tile *tile, const struct cpu_page *page, const
     struct extremes e;
     clear_extremes(&e);
     add_extremes(&e, scores, visit->keys);
-    struct weights weights = merge_softmax(tile, visit, scores, visit->keys, largest(&e), smallest(&e));
+    __m512 max = largest(&e), sum;
+    const struct exp2_scale scale = tile->scale;
+    if (tile->rounding == ROUND_E4M3)
+        sum = softmax_awake(scores, visit->keys, max, &scale, ROUND_E4M3);
+    else
+        sum = softmax_awake(scores, visit->keys, max, &scale, ROUND_BF16);
+    struct weights weights = merge_state(tile, visit, max, smallest(&e), sum);
     uint32_t *p = (uint32_t *)scores;
     int pairs = (visit->keys + 1) / 2, end = (visit->keys + ROUND - 1) / ROUND * ROUND / 2;
     memset(p + pairs * UNIT_LANES, 0, (size_t)(end - pairs) * UNIT_LANES * sizeof *p);
@@ -312,6 +337,8 @@ INLINE void overlap(struct cpu_tile *tile, const struct round *now, const struct
     for (int step = 0; step < 4; step++) {
         if (now->kind != NO_ROUND)
             multiply_step(now, step);
+        else
+            TILE_STAY_AWAKE();
         if (soft)
             softmax_pairs(soft->scores[j], key + 8 * step, key + 8 * step + 8, max, &scale, sum, rounding);
         if (step == 1)

@@ -54,6 +54,38 @@ INLINE int page_scores(struct operands *operands, const operand *const *q, float
     return ranked;
 }
 
+/* ------------------------------------------------------------------------------------------------ softmax */
+
+INLINE __m512 softmax(float *scores, int keys, __m512 max, const struct exp2_scale *scale,
+                      const enum cpu_rounding rounding)
+{
+    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    softmax_pairs(scores, 0, keys & ~1, max, scale, sum, rounding);
+    if (keys & 1)
+        softmax_pair(scores, keys - 1, 1, max, scale, sum, rounding);
+    return _mm512_add_ps(sum[0], sum[1]);
+}
+
+/* Turns a unit's scores into P and merges maximum and sum; max and min are those of the first `ranked` keys. */
+static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visit *visit, float *scores, int ranked,
+                                    __m512 max, __m512 min)
+{
+    for (int key = ranked; key < visit->keys; key++) {
+        __m512 score = _mm512_load_ps(scores + key * UNIT_LANES);
+        max = _mm512_max_ps(score, max); /* a NaN score leaves max: the operands' order counts */
+        min = _mm512_min_ps(score, min);
+    }
+    const struct exp2_scale scale = tile->scale;
+    __m512 sum;
+    if (tile->rounding == ROUND_E4M3)
+        sum = softmax(scores, visit->keys, max, &scale, ROUND_E4M3);
+    else if (tile->rounding == ROUND_BF16)
+        sum = softmax(scores, visit->keys, max, &scale, ROUND_BF16);
+    else
+        sum = softmax(scores, visit->keys, max, &scale, ROUND_FP16);
+    return merge_state(tile, visit, max, min, sum);
+}
+
 /* ------------------------------------------------------------------------------------------------ output */
 
 /* Adds the pages' P*V to the accumulators. Units that see fewer keys than others of the group end earlier. */

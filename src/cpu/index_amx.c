@@ -11,8 +11,8 @@
  *           are portable C's.
  * Floor     a unit and a page: 32 multiplications and 8 stores of tiles, 16 cycles each: 640 cycles. (The stores wait
  *           for the multiplier, and it for them; loads and maxima do not.)
- * Measured  2026-11-29, Xeon family 6 model 207, pages converted, in cycles a unit: 24 and more pairs of units 800, 8
- *           units 800, 1 unit 1390.
+ * Measured  2026-11-29, Xeon family 6 model 207 shared with other work, best cycles a unit, pages converted: 48 units
+ *           740, 8 units 760, 1 unit 880.
  */
 #include "kernels.h"
 #include "tiles.h"
@@ -145,8 +145,10 @@ void index_amx(const struct cpu_page *page, const void *q, int num_rows, float *
 {
     uint32_t *k = page->k_operand;
     int pairs = (num_rows + UNIT_LANES - 1) / UNIT_LANES / 2, paired = pairs * 2 * UNIT_LANES;
-    for (int slice = 0; slice < NUM_SLICES; slice++)
+    for (int slice = 0; slice < NUM_SLICES; slice++) {
         page->convert_k(&page->k, slice, 128, k + slice * SLICE * ROW);
+        TILE_STAY_AWAKE();
+    }
     if (pairs)
         index_pairs(k, q, pairs, num_rows, scores, row_stride);
     if (num_rows > paired)
