@@ -2,8 +2,8 @@
  *
  * attention_amx.c - attention on AMX's tile registers (attention_c.c defines it, but for the order of the sums).
  *
- * Layout    cpu.h, OPERAND_TILE. QK: 16 rows of K by 32 elements times 16 pairs of a unit's Q gives [16 keys][16 lanes],
- *           the scores as elsewhere. PV: 16 dimensions of V by 32 keys times P of 16 pairs of keys, stored over the
+ * Layout    cpu.h, OPERAND_TILE. QK: 16 rows of K by 32 elements times 16 pairs of a unit's Q gives [16 keys][16
+ *           lanes], the scores as elsewhere. PV: 16 dimensions of V by 32 keys times P of 16 pairs of keys, stored over the
  *           scores, gives [16 dimensions][16 lanes]. Softmax is softmax_zmm.h's, as for AVX-512.
  * Bits      Dot products add as tiles.h says, four steps of 32 elements, whoever shares the page. A score differs from
  *           the exact one by at most 20 * 2^-24 of the sum of |q*k|, from portable C's by 148 * 2^-24; a page's output
@@ -15,8 +15,8 @@
  * Floor     a visit of a unit to a whole page: 64 multiplications and 16 stores of tiles, 16 cycles each, 1280 cycles;
  *           some 3100 vector instructions of softmax and merging at 2 a cycle, 1550 cycles. On Sapphire Rapids the
  *           multiplier keeps one of the two vector ports busy, so that the two add up: 2830 cycles.
- * Measured  2026-11-29, Xeon family 6 model 207 shared with other work, best cycles a visit, page converted: 32 visits a
- *           page 3500, 8 visits 4200, 1 visit 5100 (AVX-512 takes 18600). Conversion of a page 4500 (E4M3), 2600 (BF16).
+ * Measured  2026-11-29, Xeon family 6 model 207 shared with other work, best cycles a visit, page converted: 32 visits
+ *           a page 3500, 8 visits 4200, 1 visit 5100 (AVX-512 takes 18600). Conversion of a page: E4M3 4500, BF16 2600.
  *           `msa bench prefill --pattern clustered --queries 256 --prefix 30K --q-heads 16 --kv-heads 1`, median ms,
  *           AVX-512 in the same minute in brackets: Q8KV8 9.9 (37), Q8KV4 9.8 (29), BF16 10.9 (30).
  * Bound by  what a visit reads and writes in L2 beside the floor: half a page's operands, its accumulators.

@@ -8,7 +8,8 @@
  * are zeros.
  *
  * Floor     of a page, 16384 elements, on Intel, which starts one shuffle a cycle: 3 shuffles for 32 BF16 elements,
- *           1540 cycles, 5 for 32 E4M3 elements, 2560 cycles; NVFP4, which becomes BF16 rows first, 1540 more than BF16.
+ *           1540 cycles, 5 for 32 E4M3 elements, 2560 cycles; NVFP4, which becomes BF16 rows first, 1540 more than
+ *           BF16.
  * Measured  2026-11-29, Xeon family 6 model 207, cycles for 8 slices: BF16 2050, E4M3 2680, NVFP4 3260.
  */
 #include "bf16_zmm.h"

@@ -4,7 +4,8 @@
  *
  * Layout    cpu.h, OPERAND_TILE. 16 rows of K, as they are, are a tile of 16 keys by 32 elements; the pairs of a unit
  *           are a tile of 16 pairs by 16 lanes. Their product is [16 keys][16 lanes], as the portable sums are.
- * Order     tiles.h, over four steps of 32 elements: even and odd elements of a step apart, their sum to the sum so far.
+ * Order     tiles.h, over four steps of 32 elements: even and odd elements of a step apart, their sum to the sum so
+ *           far.
  *           A product meets at most 20 roundings (16 in its chain, 4 of the steps), and products are exact, so a score
  *           differs from the exact one by at most 20 * 2^-24 of the sum of |q*k| (portable C: 128 * 2^-24), and from
  *           portable C's by at most 148 * 2^-24 of it. Sums below 2^-126 count as 0. Where no sum rounds, the bits
