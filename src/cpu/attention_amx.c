@@ -2,9 +2,9 @@
  *
  * attention_amx.c - attention on AMX's tile registers (attention_c.c defines it, but for the order of the sums).
  *
- * Layout    cpu.h, OPERAND_TILE. QK: 16 rows of K by 32 elements times 16 pairs of a unit's Q gives [16 keys][16
- *           lanes], the scores as elsewhere. PV: 16 dimensions of V by 32 keys times P of 16 pairs of keys, stored over the
- *           scores, gives [16 dimensions][16 lanes]. Softmax is softmax_zmm.h's, as for AVX-512.
+ * Layout    cpu.h, OPERAND_TILE. QK: 16 rows of K by 32 elements times 16 pairs of a unit's Q give the scores as
+ *           elsewhere, [16 keys][16 lanes]. PV: 16 dimensions of V by 32 keys times P of 16 pairs of keys, stored over
+ *           the scores, give [16 dimensions][16 lanes]. Softmax is softmax_zmm.h's, as for AVX-512.
  * Bits      Dot products add as tiles.h says, four steps of 32 elements, whoever shares the page. A score differs from
  *           the exact one by at most 20 * 2^-24 of the sum of |q*k|, from portable C's by 148 * 2^-24; a page's output
  *           likewise in |P*V|. Where that moves a P over a midpoint it rounds the other way: the oracle's bound

@@ -27,9 +27,9 @@
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(to), "r"((int64_t)(stride)) : "memory")
 #define TILE_MULTIPLY(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : : "memory")
 
-/* The multiplier falls asleep after some 800 cycles without work, and waking takes 650 (Xeon family 6 model 207: 32
- * multiplications and 8 stores take 640 cycles, 1290 after 1500 cycles of anything else). One multiplication that nobody
- * reads, between longer stretches of vector work, keeps it awake. */
+/* The multiplier falls asleep after some 800 cycles without work, and waking takes 650. (Xeon family 6 model 207: 32
+ * multiplications and 8 stores take 640 cycles, and 1290 after 1500 cycles of anything else.) One multiplication that
+ * nobody reads, between longer stretches of vector work, keeps it awake. */
 #define TILE_STAY_AWAKE() TILE_MULTIPLY(7, 4, 5)
 
 #endif
