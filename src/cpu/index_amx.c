@@ -15,6 +15,7 @@
  * Measured  2026-11-29, Xeon family 6 model 207 shared with other work, best cycles a unit, pages converted: 48 units
  *           740, 8 units 760, 1 unit 880.
  */
+#include "ahead_zmm.h"
 #include "kernels.h"
 #include "tiles.h"
 #include "unroll.h"
@@ -146,7 +147,10 @@ void index_amx(const struct cpu_page *page, const void *q, int num_rows, float *
 {
     uint32_t *k = page->k_operand;
     int pairs = (num_rows + UNIT_LANES - 1) / UNIT_LANES / 2, paired = pairs * 2 * UNIT_LANES;
+    struct cpu_ahead ahead = page->ahead; /* 64 rows */
     for (int slice = 0; slice < NUM_SLICES; slice++) {
+        for (int i = 0; i < 64 / NUM_SLICES; i++)
+            fetch_ahead(&ahead);
         page->convert_k(&page->k, slice, 128, k + slice * SLICE * ROW);
         TILE_STAY_AWAKE();
     }
