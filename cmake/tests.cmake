@@ -118,9 +118,10 @@ add_executable(test_faults
     tests/faults_selection.c
     tests/test_faults.c)
 target_link_libraries(test_faults PRIVATE msa_test_support)
-if("thread" IN_LIST MSA_SANITIZE)
-    msa_add_test(checkkernel "threads" checkkernel --quick --filter random)
-elseif(MSA_SANITIZE OR MSA_COVERAGE)
+if(MSA_SANITIZE)
+    msa_add_test(checkkernel_random "small;threads" checkkernel --quick --filter random)
+endif()
+if(MSA_SANITIZE OR MSA_COVERAGE)
     msa_add_test(checkkernel "small" checkkernel --quick)
     msa_add_test(test_faults "small" test_faults --quick)
 else()
