@@ -3,7 +3,6 @@
  * harness.c - see harness.h.
  */
 #include "harness.h"
-#include "oracle.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -91,7 +90,6 @@ static void make_levels(harness *h)
         add_level(h, "cuda");
         h->portable = make_context(h, MSA_DEVICE_CPU, "c", 1, false);
         device_use(h->options.device);
-        oracle_fp8_sums = true;
         return;
     }
     add_level(h, "c");
@@ -334,6 +332,14 @@ static void run_open(harness *h, trial *t, msa_context *context, variant v)
     }
 }
 
+/* Lives as long as the plan. */
+static const char *plan_kernel(harness *h, const trial *t)
+{
+    msa_plan_info info = MSA_PLAN_INFO_INIT;
+    CHECK_OK(h, msa_plan_get_info(t->plan, &info));
+    return info.kernel;
+}
+
 static bool open_trial(harness *h, trial *t, msa_context *context)
 {
     if (!t->open)
@@ -343,6 +349,8 @@ static bool open_trial(harness *h, trial *t, msa_context *context)
         return false;
     if (msa_plan_workspace(t->plan))
         t->workspace = arena_region(&t->scratch, msa_plan_workspace(t->plan), 256);
+    const char *kernel = plan_kernel(h, t);
+    oracle_fp8_sums = !strcmp(kernel, "prefill_sm90") || !strcmp(kernel, "score_sm90");
     return true;
 }
 
@@ -453,9 +461,7 @@ static bool adds_in_own_order(harness *h, trial *t, const isa_level *l)
 {
     bool own = false;
     if (open_trial(h, t, l->one) && t->plan) {
-        msa_plan_info info = MSA_PLAN_INFO_INIT;
-        CHECK_OK(h, msa_plan_get_info(t->plan, &info));
-        const char *isa = strrchr(info.kernel, '_');
+        const char *isa = strrchr(plan_kernel(h, t), '_');
         own = isa && !strcmp(isa, "_amx");
     }
     close_trial(t);

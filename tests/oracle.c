@@ -318,7 +318,9 @@ int32_t oracle_index_row(const msa_index_desc *desc, const msa_step *step, const
                              1);
     int64_t head_stride = or_dense(args->index_q_head_stride, oracle_row_bytes(desc->q_dtype, D));
     int64_t row_stride = or_dense(args->index_q_row_stride, oracle_row_bytes(desc->q_dtype, D) * desc->num_index_heads);
-    double q[D], x[D], magnitude, sum_error = desc->precision == MSA_PRECISION_FAST ? FP8_SUM_ERROR : CHAIN_ERROR;
+    double q[D], x[D], magnitude, sum_error = CHAIN_ERROR;
+    if (oracle_fp8_sums && desc->q_dtype == MSA_E4M3 && desc->precision == MSA_PRECISION_FAST)
+        sum_error = FP8_SUM_ERROR;
     read_row(desc->q_dtype, at(args->index_q, row * row_stride + head * head_stride), q);
     for (int64_t page = 0; page < history; page++) {
         int32_t physical = physical_page(step, max_pages, place.request, page);

@@ -47,8 +47,8 @@ oracle_place oracle_find_row(const msa_step *step, int64_t row);
 
 /* ------------------------------------------------------------------------------------------------------- attention */
 
-/* Set if the implementation under test may sum products of E4M3 P and V, and with `fast` of E4M3 Q and K, in FP8 tensor
- * cores. Bounds have room for it then. */
+/* Set while the kernel under test sums products of E4M3 P and V, and with `fast` of E4M3 Q and K, in FP8 tensor cores.
+ * Bounds have room for it then. */
 extern bool oracle_fp8_sums;
 
 typedef struct oracle_state {
