@@ -19,6 +19,7 @@
  */
 #include "attention.cuh"
 #include "page.cuh"
+#include "splits.cuh"
 
 #include <math.h>
 
@@ -349,56 +350,14 @@ static bool plan_attention(struct cuda_attention *job)
     return true;
 }
 
-/* The splits' own results, in job->memory. */
-static cuda_result split_results(const struct cuda_attention *job)
+/* The splits' own results, in job->memory, and how many of them each row has. */
+static cuda_result counted_results(const struct cuda_attention *job)
 {
-    int64_t rows = job->desc.max_total_q, heads = job->desc.num_q_heads;
-    cuda_result result = {};
-    result.dtype = MSA_F32;
-    result.out = job->memory;
-    result.out_head_stride = MSA_HEAD_DIM * 4;
-    result.out_row_stride = heads * result.out_head_stride;
-    result.out_split_stride = rows * result.out_row_stride;
-    result.lse = (float *)((char *)job->memory + job->num_splits * result.out_split_stride);
-    result.lse_head_stride = 4;
-    result.lse_row_stride = heads * 4;
-    result.lse_split_stride = rows * result.lse_row_stride;
-    result.sum_offset = job->num_splits * result.lse_split_stride;
+    cuda_result result = split_results(job, job->memory);
     result.counts = (int32_t *)((char *)result.lse + 2 * result.sum_offset);
     result.counts_head_stride = 4;
     result.counts_row_stride = job->desc.num_kv_heads * 4;
     return result;
-}
-
-static cudaError_t merge_splits(const struct cuda_attention *job, const cuda_result &splits, cudaStream_t stream)
-{
-    cuda_merge merge = {};
-    merge.rows = job->step.rows;
-    merge.sum_offset = splits.sum_offset;
-    merge.after_kernel = job->dependent_launch;
-    merge.job.num_states = job->num_splits;
-    for (int s = 0; s < job->num_splits; s++)
-        merge.job.states[s] = msa_merge_state{(const char *)splits.out + s * splits.out_split_stride,
-                                              splits.out_row_stride,
-                                              splits.out_head_stride,
-                                              splits.dtype,
-                                              (const float *)((const char *)splits.lse + s * splits.lse_split_stride),
-                                              splits.lse_row_stride,
-                                              splits.lse_head_stride};
-    merge.job.rows = job->step.total_q;
-    merge.job.num_q_heads = job->desc.num_q_heads;
-    merge.job.num_kv_heads = job->desc.num_kv_heads;
-    merge.job.split_counts = splits.counts;
-    merge.job.split_counts_row_stride = splits.counts_row_stride;
-    merge.job.split_counts_head_stride = splits.counts_head_stride;
-    merge.job.out_dtype = job->result.dtype;
-    merge.job.out = job->result.out;
-    merge.job.out_row_stride = job->result.out_row_stride;
-    merge.job.out_head_stride = job->result.out_head_stride;
-    merge.job.lse = job->result.lse;
-    merge.job.lse_row_stride = job->result.lse_row_stride;
-    merge.job.lse_head_stride = job->result.lse_head_stride;
-    return job->merge(&merge, stream);
 }
 
 template <storage STORAGE, operand TYPE, bool E4M3>
@@ -430,9 +389,9 @@ static cudaError_t run_attention(const struct cuda_attention *job, cudaStream_t 
     if (job->num_splits == 1 || job->desc.partials)
         return launch_pair(*job, stream);
     cuda_attention split = *job;
-    split.result = split_results(job);
+    split.result = counted_results(job);
     cudaError_t error = launch_pair(split, stream);
-    return error ? error : merge_splits(job, split.result, stream);
+    return error ? error : merge_splits(job, split.result, job->dependent_launch, stream);
 }
 
 const struct cuda_attention_kernel attention_smxx = {plan_attention, nullptr, run_attention};

@@ -24,6 +24,7 @@
  * 2168; 16384 fresh, 16/1 heads, BF16: 594.
  */
 #include "prefill_load_sm90.cuh"
+#include "splits.cuh"
 
 /* ------------------------------------------------------------------------------------------------ consumers */
 
@@ -301,51 +302,6 @@ static cudaError_t attend_all(const struct cuda_attention *job, cudaStream_t str
                 : convert_and_attend<STORAGE_NVFP4_E4M3, false>(job, stream);
 }
 
-/* The splits' results, in the plan's memory. A split without a page of a row's writes an empty state. */
-static cuda_result split_results(const struct cuda_attention *job)
-{
-    int64_t heads = job->desc.num_q_heads, rows = job->desc.max_total_q;
-    cuda_result result = {};
-    result.dtype = MSA_F32;
-    result.out = own_memory(*job).states;
-    result.out_head_stride = MSA_HEAD_DIM * 4;
-    result.out_row_stride = heads * result.out_head_stride;
-    result.out_split_stride = rows * result.out_row_stride;
-    result.lse = (float *)((char *)result.out + job->num_splits * result.out_split_stride);
-    result.lse_head_stride = 4;
-    result.lse_row_stride = heads * 4;
-    result.lse_split_stride = rows * result.lse_row_stride;
-    result.sum_offset = job->num_splits * result.lse_split_stride;
-    return result;
-}
-
-static cudaError_t merge_splits(const struct cuda_attention *job, const cuda_result &splits, cudaStream_t stream)
-{
-    cuda_merge merge = {};
-    merge.rows = job->step.rows;
-    merge.sum_offset = splits.sum_offset;
-    merge.job.num_states = job->num_splits;
-    for (int s = 0; s < job->num_splits; s++)
-        merge.job.states[s] = msa_merge_state{(const char *)splits.out + s * splits.out_split_stride,
-                                              splits.out_row_stride,
-                                              splits.out_head_stride,
-                                              splits.dtype,
-                                              (const float *)((const char *)splits.lse + s * splits.lse_split_stride),
-                                              splits.lse_row_stride,
-                                              splits.lse_head_stride};
-    merge.job.rows = job->step.total_q;
-    merge.job.num_q_heads = job->desc.num_q_heads;
-    merge.job.num_kv_heads = job->desc.num_kv_heads;
-    merge.job.out_dtype = job->result.dtype;
-    merge.job.out = job->result.out;
-    merge.job.out_row_stride = job->result.out_row_stride;
-    merge.job.out_head_stride = job->result.out_head_stride;
-    merge.job.lse = job->result.lse;
-    merge.job.lse_row_stride = job->result.lse_row_stride;
-    merge.job.lse_head_stride = job->result.lse_head_stride;
-    return job->merge(&merge, stream);
-}
-
 static cudaError_t run(const struct cuda_attention *job, cudaStream_t stream)
 {
     if (other_kernel(job))
@@ -355,9 +311,9 @@ static cudaError_t run(const struct cuda_attention *job, cudaStream_t stream)
     if (job->num_splits == 1)
         return attend_all(job, stream);
     cuda_attention split = *job;
-    split.result = split_results(job);
+    split.result = split_results(job, own_memory(*job).states); /* a split without a page of a row's is an empty state */
     cudaError_t error = attend_all(&split, stream);
-    return error ? error : merge_splits(job, split.result, stream);
+    return error ? error : merge_splits(job, split.result, false, stream);
 }
 
 const struct cuda_attention_kernel prefill_sm90 = {plan, prepare, run};
