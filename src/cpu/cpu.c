@@ -271,6 +271,10 @@ msa_status cpu_context_init(msa_context *context, const msa_context_options *opt
     if (isa_within(level, isa) && isa_supported(level))                 \
         device->kernels.slot = function;
 #include "../kernels.inc"
+#if defined(__x86_64__)
+    device->kernels.begin_tiles = begin_tiles_amx; /* called around kernels that only ISA_AMX has */
+    device->kernels.end_tiles = end_tiles_amx;
+#endif
     context->backend = &cpu_backend;
     context->backend_data = device;
     context->isa_name = isa_names[isa];

@@ -11,4 +11,6 @@
 #define MSA_CPU_KERNEL(isa, type, slot, function, operation, formats) type function;
 #include "../kernels.inc"
 
+cpu_tiles_fn begin_tiles_amx, end_tiles_amx; /* x86; no kernels, so not in the list */
+
 #endif
