@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * decode_page_sm90.cuh - a block of decode_sm90.cu up to its results: its memory, the list of its pages and its queries,
+ * and the pages one after the other.
+ */
+#ifndef MSA_CUDA_DECODE_PAGE_SM90_CUH
+#define MSA_CUDA_DECODE_PAGE_SM90_CUH
+
+#include "attention.cuh"
+#include "decode_sm90.cuh"
+#include "tensor_map.cuh"
+
+#include <math.h>
+
+enum { MOST_BLOCKS = 16 /* of a cluster */, ROWS = MSA_MAX_GQA_RATIO, PART_BYTES = ROWS * MSA_HEAD_DIM * 4 };
+
+/* log2 of what O may be too large by: FP32 holds 448 * 448 * 128 * 32 times that. */
+#define REFERENCE_RANGE 96.0f
+
+struct decode_job {
+    cuda_attention job;
+    CUtensorMap k_map, v_map; /* E4M3, 16-bit */
+    int32_t clusters;         /* blocks of a cluster: 1, 2, 4, 8 or 16 */
+    bool bulk;                /* tiles are copied by the copy engine */
+};
+
+static __host__ __device__ inline bool is_quad(const decode_job &d)
+{
+    return d.job.desc.v_scale_order == MSA_SCALE_QUAD;
+}
+
+struct listed_page {
+    int32_t physical, keys;
+};
+
+/* Of a group. One address finds all of it. */
+template <storage STORAGE, int GROUPS> struct alignas(1024) group_memory {
+    static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 3;
+    uint8_t ring[SLOTS][tile<STORAGE>::BYTES]; /* in the end, O of each warp */
+    float max[2][ROWS][GROUP_WARPS],
+        largest[GROUP_WARPS][ROWS]; /* of pages; each warp's own copy of the largest so far */
+    float sum[GROUP_WARPS][ROWS], reference[ROWS];
+    listed_page pages[MSA_MAX_TOPK / GROUPS];
+    uint64_t full[SLOTS], given; /* barriers: of tiles; of the warps' maxima */
+};
+
+/* 4 blocks, or groups, fit an SM. */
+template <storage STORAGE, int GROUPS> struct memory {
+    group_memory<STORAGE, GROUPS> group[GROUPS];
+    uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
+    uint4 q[8][CUDA_WARP];  /* a operands, of a product each */
+    int32_t count;          /* of the row */
+    float scale, out_scale; /* logit in log2 units = scale * dot; not kept in registers */
+    uint64_t merged;
+    /* Of clusters only, and so last. The states of the heads that this block owns, of all blocks. */
+    float2 state[MOST_BLOCKS];
+    float4 out[ROWS][MSA_HEAD_DIM / 4];
+};
+
+/* What a block works on. */
+struct work {
+    int64_t row;
+    int32_t kv_head, rank;
+};
+
+/* The registers are read anew each time: what a block works on need not be kept through its pages. */
+static __device__ inline work find_work(const decode_job &d)
+{
+    uint32_t x, y;
+    asm volatile("mov.u32 %0, %%ctaid.x;\n"
+                 "mov.u32 %1, %%ctaid.y;"
+                 : "=r"(x), "=r"(y));
+    return work{(int64_t)(x / (uint32_t)d.clusters), (int32_t)y, (int32_t)(x % (uint32_t)d.clusters)};
+}
+
+/* A lane's part of 16 rows: lane/4 and that + 8; elements 32t + n and 32t + 16 + n of out[n]. Relative to `reference`,
+ * a dot product; the sum is over the lane's keys. */
+struct state {
+    float out[16][4], reference[2], sum[2];
+};
+
+/* By value, so that what a copy uses comes from the parameters each time. */
+template <bool V> static __device__ inline tile_source source(const decode_job &d, int64_t head)
+{
+    const msa_attention_args &a = d.job.args;
+    if (V)
+        return tile_source{(const uint8_t *)a.v + head * a.v_head_stride,
+                           (const uint8_t *)a.v_scale + head * a.v_scale_head_stride,
+                           a.v_page_stride,
+                           a.v_token_stride,
+                           a.v_scale_page_stride,
+                           is_quad(d) ? 8 : a.v_scale_token_stride,
+                           &d.v_map,
+                           (int32_t)head};
+    return tile_source{(const uint8_t *)a.k + head * a.k_head_stride,
+                       (const uint8_t *)a.k_scale + head * a.k_scale_head_stride,
+                       a.k_page_stride,
+                       a.k_token_stride,
+                       a.k_scale_page_stride,
+                       a.k_scale_token_stride,
+                       &d.k_map,
+                       (int32_t)head};
+}
+
+template <int GROUPS> static __device__ inline int group_of(void)
+{
+    return GROUPS == 1 ? 0 : threadIdx.x / GROUP;
+}
+
+template <int GROUPS> static __device__ inline void sync_group(void)
+{
+    if (GROUPS == 1)
+        __syncthreads();
+    else
+        barrier_meet(1 + group_of<GROUPS>(), GROUP);
+}
+
+/* ------------------------------------------------------------------------------------------------ the start */
+
+/* A lane's page of the row's list; anything if it is a padding row. */
+static __device__ inline cuda_page load_page_of_list(const cuda_attention &job, const work &w)
+{
+    const cuda_step &step = job.step;
+    int lane = threadIdx.x % CUDA_WARP;
+    int64_t list = w.kv_head / (job.desc.num_kv_heads / step.lists);
+    return lane < step.topk ? step.pages[(list * step.total_q + w.row) * step.topk + lane] : cuda_page{-1, -1};
+}
+
+/* One warp: the row's visible pages that the cache holds; each lane keeps its own if it is one of this block's. */
+template <storage STORAGE, int GROUPS>
+static __device__ inline void list_pages(const decode_job &d, const work &w, const cuda_page &page, int position,
+                                         memory<STORAGE, GROUPS> &m)
+{
+    using T = tile<STORAGE>;
+    const cuda_step &step = d.job.step;
+    int lane = threadIdx.x % CUDA_WARP;
+    bool there = page.logical >= 0 && page.physical >= 0 && page.physical < d.job.args.num_pages;
+    uint32_t mask = __ballot_sync(~0u, there);
+    if (page.logical >= 0 && !there)
+        atomicOr(step.error, MSA_ERROR_BIT_PAGE_ID);
+    if (lane == 0)
+        m.count = __popc(mask);
+    int part = __popc(mask & ((1u << lane) - 1)), block = part % d.clusters;
+    part /= d.clusters;
+    int group = part % GROUPS, i = part / GROUPS;
+    if (!there || block != w.rank)
+        return;
+    int keys = min(position + 1 - page.logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE);
+    group_memory<STORAGE, GROUPS> &own = m.group[group];
+    own.pages[i] = listed_page{page.physical, keys};
+    if (!d.bulk)
+        return;
+#pragma unroll
+    for (int half = 0; half < T::PER_PAGE; half++) {
+        int n = 2 * (T::PER_PAGE * i + half);
+        uint32_t to = shared_address(own.ring) + n * T::BYTES, full = shared_address(own.full) + n * 8;
+        if (half * T::KEYS < keys && n < own.SLOTS)
+            copy_tile<STORAGE>(to, source<false>(d, w.kv_head), page.physical, half, full);
+        if (half * T::KEYS < keys && n + 1 < own.SLOTS)
+            copy_tile<STORAGE>(to + T::BYTES, source<true>(d, w.kv_head), page.physical, half, full + 8);
+    }
+}
+
+/* One warp: the queries as operands. */
+template <storage STORAGE, bool E4M3, int GROUPS>
+static __device__ inline void stage_queries(const cuda_attention &job, const work &w, int half,
+                                            memory<STORAGE, GROUPS> &m)
+{
+    int lane = threadIdx.x % CUDA_WARP;
+    uint32_t pair[2][8];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int h = lane / 4 + 8 * r;
+        const char *row = (const char *)job.args.q + w.row * job.args.q_row_stride +
+                          ((int64_t)w.kv_head * job.ratio + h) * job.args.q_head_stride;
+        load_query_half<STORAGE, E4M3>(h < job.ratio ? row : nullptr, half, pair[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        m.q[4 * half + i][lane] = make_uint4(pair[0][2 * i], pair[1][2 * i], pair[0][2 * i + 1], pair[1][2 * i + 1]);
+}
+
+/* ------------------------------------------------------------------------------------------------ one page */
+
+/* S of the warp's keys. Keys past the visible ones: -inf; a visible key's -inf, which only an infinite input or
+ * overflow can make: NaN. */
+template <storage STORAGE, operand TYPE, int BLOCKS>
+static __device__ inline void score_keys(uint32_t k_tile, const tile_reader &r, uint32_t q, uint32_t table, int keys,
+                                         float (&s)[BLOCKS][4])
+{
+    using T = tile<STORAGE>;
+    int lane = threadIdx.x % CUDA_WARP, first = threadIdx.x / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS;
+    uint32_t at = k_tile + r.k, scale_at = k_tile + r.k_scale;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++)
+        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t a[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint4 x = load_shared_128(q + ((4 * half + i) * CUDA_WARP + lane) * 16);
+            a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
+        }
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+            uint32_t b[8];
+            load_keys<STORAGE>(at, scale_at, table, r.one, n, half, b);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                mma_16x8x16<TYPE>(s[n], a[i], b[2 * i], b[2 * i + 1]);
+        }
+    }
+    if (T::HALF)
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[n][i] = s[n][i] == -INFINITY ? NAN : s[n][i];
+    if (keys < first + T::WARP_KEYS)
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (first + 8 * n + T::key(lane % 4, i % 2) >= keys)
+                    s[n][i] = -INFINITY;
+}
+
+/* The maximum of each of the lane's rows over the warp's keys, for the other warps. */
+template <int BLOCKS>
+static __device__ inline void give_maximum(const float (&s)[BLOCKS][4], float (*part)[GROUP_WARPS], uint32_t given)
+{
+    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP % GROUP_WARPS;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float max = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+        for (int n = 1; n < BLOCKS; n++)
+            max = fmaxf(max, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
+        if (lane % 4 == 0)
+            part[lane / 4 + 8 * r][warp] = max;
+    }
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(given);
+}
+
+/* The page's maximum. Afterwards all warps have read the page's K, and the V of the page before. */
+static __device__ inline void take_maximum(const float (*part)[GROUP_WARPS], uint32_t given, int turn, float (&max)[2])
+{
+    barrier_wait(given, (uint32_t)turn);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float4 all = *(const float4 *)part[threadIdx.x % CUDA_WARP / 4 + 8 * r];
+        max[r] = fmaxf(fmaxf(all.x, all.y), fmaxf(all.z, all.w));
+    }
+}
+
+/* Moves the state to the page's reference; P of the page, rounded, as the a operands of PV. */
+template <operand TYPE, bool E4M3, int BLOCKS>
+static __device__ inline void page_probabilities(const float (&s)[BLOCKS][4], const float (&max)[2], float scale,
+                                                 float *largest, state &o, uint32_t (&p)[BLOCKS / 2][4])
+{
+    int lane = threadIdx.x % CUDA_WARP;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        constexpr float RANGE = TYPE == OPERAND_BF16 ? 0.0f : REFERENCE_RANGE;
+        float before = largest[lane / 4 + 8 * r];
+        float reference = (max[r] - before) * scale >= -RANGE ? max[r] : o.reference[r];
+        float weight = exp2_approx((o.reference[r] - reference) * scale), sum = 0;
+        if (lane % 4 == 0 && max[r] > before) /* another lane of the row that already sees it decides the same */
+            largest[lane / 4 + 8 * r] = max[r];
+        o.reference[r] = reference;
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++) {
+            float x[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                x[i] = exp2_approx((s[n][2 * r + i] - reference) * scale) * (E4M3 ? 448.0f : 1.0f);
+                sum += x[i];
+            }
+            p[n / 2][n % 2 * 2 + r] =
+                E4M3 ? e4m3_pair_to_f16(f32_pair_to_e4m3(x[0], x[1])) : pack_pair<TYPE>(x[0], x[1]);
+        }
+        o.sum[r] = fmaf(o.sum[r], weight, sum);
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            o.out[n][2 * r] *= weight;
+            o.out[n][2 * r + 1] *= weight;
+        }
+    }
+}
+
+/* Fetches tile n of a group, into this slot. By all threads of the group, or its first. What the address needs is found
+ * each time: there are no registers to keep it in. */
+template <storage STORAGE, bool V, int GROUPS>
+static __device__ inline void fetch(const decode_job &d, group_memory<STORAGE, GROUPS> &m, int n, int slot)
+{
+    using T = tile<STORAGE>;
+    int head = find_work(d).kv_head;
+    int page = m.pages[n / 2 / T::PER_PAGE].physical, half = n / 2 % T::PER_PAGE;
+    uint32_t to = shared_address(m.ring) + slot * T::BYTES, full = shared_address(m.full) + slot * 8;
+    if (!d.bulk)
+        copy_tile_together<STORAGE>(to, source<V>(d, head), page, half, full);
+    else if (threadIdx.x % GROUP == 0)
+        copy_tile<STORAGE>(to, source<V>(d, head), page, half, full);
+}
+
+/* The pages of a group. */
+template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS>
+static __device__ inline void attend_pages(const decode_job &d, const work &w, memory<STORAGE, GROUPS> &m, state &o)
+{
+    using T = tile<STORAGE>;
+    constexpr int SLOTS = group_memory<STORAGE, GROUPS>::SLOTS;
+    int group = group_of<GROUPS>();
+    group_memory<STORAGE, GROUPS> &own = m.group[group];
+    int parts = d.clusters * GROUPS, rest = m.count - (group * d.clusters + w.rank);
+    int pages = rest > 0 ? (rest - 1) / parts + 1 : 0, steps = pages * T::PER_PAGE;
+    if (T::HALF && pages && own.pages[pages - 1].keys <= T::KEYS)
+        steps--;
+    if (!d.bulk)
+        for (int n = 0; n < SLOTS && n < 2 * steps; n++)
+            if (n % 2)
+                fetch<STORAGE, true>(d, own, n, n);
+            else
+                fetch<STORAGE, false>(d, own, n, n);
+    uint32_t ring = shared_address(own.ring), full = shared_address(own.full), q = shared_address(m.q);
+    uint32_t table = shared_address(m.table);
+    tile_reader reader = make_reader<STORAGE>(is_quad(d));
+    asm("mov.b32 %0, 0x3C003C00;" : "=r"(reader.one)); /* 1, 1: opaque, so that it stays a product */
+    uint32_t given = shared_address(&own.given);
+    int slot = 0, turn = 0;
+    auto next_tile = [&]() {
+        uint32_t at = ring + slot * T::BYTES;
+        barrier_wait(full + slot * 8, turn);
+        if (++slot == SLOTS) {
+            slot = 0;
+            turn ^= 1;
+        }
+        return at;
+    };
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        int keys = own.pages[i / T::PER_PAGE].keys - i % T::PER_PAGE * T::KEYS;
+        float s[T::BLOCKS][4], max[2];
+        uint32_t p[T::BLOCKS / 2][4];
+        score_keys<STORAGE, TYPE>(next_tile(), reader, q, table, keys, s);
+        give_maximum(s, own.max[i % 2], given);
+        /* While the other warps' maxima are on their way: the first values. */
+        uint32_t v_tile = next_tile();
+        if (keys < T::KEYS)
+            clear_dead_values<STORAGE>(v_tile, keys, is_quad(d));
+        raw_values<STORAGE> raw;
+        constexpr bool EARLY = T::HALF || (T::NVFP4 && GROUPS == 1); /* the others have no registers left */
+        if (EARLY)
+            load_values(v_tile + reader.v, v_tile + reader.v_scale, table, 0, 0, raw);
+        take_maximum(own.max[i % 2], given, i % 2, max);
+        /* The slots of this K and the V before are free. They get the next tiles in order: as SLOTS is odd, a K
+         * first. */
+        static_assert(SLOTS % 2);
+        if (i > 0 && 2 * i - 1 + SLOTS < 2 * steps)
+            fetch<STORAGE, false>(d, own, 2 * i - 1 + SLOTS, slot < 3 ? slot - 3 + SLOTS : slot - 3);
+        if (2 * i + SLOTS < 2 * steps)
+            fetch<STORAGE, true>(d, own, 2 * i + SLOTS, slot < 2 ? slot - 2 + SLOTS : slot - 2);
+        page_probabilities<TYPE, E4M3>(s, max, m.scale, own.largest[threadIdx.x / CUDA_WARP % GROUP_WARPS], o, p);
+        constexpr int PARTS = 16 / T::PART, LOADS = T::HALF ? PARTS : 1; /* of 16 keys */
+#pragma unroll
+        for (int n = 0; n < T::BLOCKS / 2 * PARTS; n++) {
+            int block = n / PARTS, part = n % PARTS;
+            uint32_t low[T::PART], high[T::PART];
+            if ((n > 0 || !EARLY) && part < LOADS)
+                load_values(v_tile + reader.v, v_tile + reader.v_scale, table, block, part, raw);
+            widen_part(raw, reader.one, part, low, high);
+#pragma unroll
+            for (int e = 0; e < T::PART; e++)
+                mma_16x8x16<TYPE>(o.out[part * T::PART + e], p[block], low[e], high[e]);
+        }
+    }
+}
+
+#endif
