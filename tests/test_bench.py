@@ -523,6 +523,7 @@ REFUSED = [
     ("--suite: not an option of peak", "bench peak --suite formal"),
     ("--plot: 'a.gif' ends in neither", "bench prefill --plot a.gif"),
     ("--json: '/no/such/folder' cannot be written", "bench prefill --json /no/such/folder"),
+    ("--plot: '/no/such/plot.svg' cannot be written", "bench topk --run-once --plot /no/such/plot.svg"),
     ("--baseline: unable to open /no/such/file: No such file or directory", "bench prefill --baseline /no/such/file"),
     ("--suite: 'x' is neither", "bench --suite x"),
     ("--suite: decode has no suite", "bench decode --suite formal"),

@@ -114,11 +114,11 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
 /* Ratios baseline/this: geometric mean, least, largest, and how many are more than 1 % slower. Nothing without a
  * baseline. */
 void report_baseline(FILE *stream, const struct result *results, int count);
+/* Whether an option's file can be written, before the work begins. CLI_OK or CLI_BAD. */
+int writable(const char *option, const char *path);
 
 /* All about a result under the names of the JSON report; NULL: no memory. */
 json_t *result_json(const struct result *result);
-/* Whether the file can be written, before the work begins. CLI_OK or CLI_BAD. */
-int json_check(const char *path);
 /* Writes all results as an array; path "-": stdout. CLI_OK or CLI_BAD. */
 int json_write(const char *path, const struct result *results, int count);
 /* The results of an earlier json_write. CLI_OK or CLI_BAD; json_decref it. */

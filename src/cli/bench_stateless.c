@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_BUFFERS = 6, MAX_ROTATIONS = 1 << 20 };
+enum { MAX_BUFFERS = 6 };
 static const double MIN_SAMPLE_SECONDS = 50e-6;
 
 struct stateless {

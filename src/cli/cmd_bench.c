@@ -30,7 +30,7 @@ static struct poptOption option_table[] = {
     {"run-once", 0, POPT_ARG_NONE, &texts.run_once, 0, "one call without warm-up, for profilers", NULL},
     {"footprint", 0, POPT_ARG_STRING, &texts.footprint, 0,
      "inputs rotate over this much memory (default: twice the largest cache for decode, index --decode, combine and "
-     "quantise, else 0: the same inputs again)",
+     "quantise, else 0: the same inputs again), in at most 4096 copies",
      "MIB"},
     {"baseline", 0, POPT_ARG_STRING, &texts.baseline, 0, "compare with an earlier --json", "FILE"},
     {"json", 0, POPT_ARG_STRING, &texts.json, 0, "write all results; - is stdout, and then no table is printed",
@@ -365,7 +365,7 @@ static int read_options(struct bench *bench)
                    : texts.markdown ? REPORT_MARKDOWN
                                     : REPORT_TABLE;
     bench->text = bench->style == REPORT_NONE || bench->style == REPORT_CSV ? stderr : stdout;
-    if (texts.json && !json_on_stdout && json_check(texts.json) != CLI_OK)
+    if (texts.json && !json_on_stdout && writable("--json", texts.json) != CLI_OK)
         return CLI_BAD;
     if (texts.baseline && baseline_read(texts.baseline, &bench->baseline) != CLI_OK)
         return CLI_BAD;

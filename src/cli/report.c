@@ -4,6 +4,7 @@
  */
 #include "bench.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,15 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
         snprintf(cells[i++], sizeof(*cells), "-");
     print_cells(stream, style, cells, result->command);
     fflush(stream);
+}
+
+int writable(const char *option, const char *path)
+{
+    FILE *file = fopen(path, "a"); /* leaves what is there */
+    if (!file)
+        return cli_error("%s: '%s' cannot be written: %s", option, path, strerror(errno));
+    fclose(file);
+    return CLI_OK;
 }
 
 void report_baseline(FILE *stream, const struct result *results, int count)

@@ -4,7 +4,6 @@
  */
 #include "bench.h"
 
-#include <errno.h>
 #include <math.h>
 #include <string.h>
 
@@ -70,15 +69,6 @@ json_t *result_json(const struct result *result)
     json_object_set_new(object, "work", json_string(result->work));
     json_object_set_new(object, "command", json_string(result->command));
     return object;
-}
-
-int json_check(const char *path)
-{
-    FILE *file = fopen(path, "a"); /* leaves what is there */
-    if (!file)
-        return cli_error("--json: '%s' cannot be written: %s", path, strerror(errno));
-    fclose(file);
-    return CLI_OK;
 }
 
 int json_write(const char *path, const struct result *results, int count)

@@ -16,9 +16,9 @@ int plot_check(const char *path)
         if ((unsigned char)*c < ' ')
             return cli_error("--plot: the name has control characters");
     }
-    if (length > 4 && (strcmp(path + length - 4, ".png") == 0 || strcmp(path + length - 4, ".svg") == 0))
-        return CLI_OK;
-    return cli_error("--plot: '%s' ends in neither .png nor .svg", path);
+    if (length <= 4 || (strcmp(path + length - 4, ".png") != 0 && strcmp(path + length - 4, ".svg") != 0))
+        return cli_error("--plot: '%s' ends in neither .png nor .svg", path);
+    return writable("--plot", path);
 }
 
 /* The horizontal axis: an axis of numbers, or the length of the context whichever axis gave it (AXIS_COUNT). */

@@ -11,8 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_ROTATIONS = 4096 };
-
 /* ---- lengths */
 
 int shape_set(struct shape *shape, int32_t batch, const int64_t *query_lens, const int64_t *prefix_lens)

@@ -13,6 +13,8 @@
 #include "axes.h"
 #include "case.h"
 
+#define MAX_ROTATIONS 4096 /* of inputs: tiny ones would take minutes to cover a footprint */
+
 /* Lengths of the requests. */
 struct shape {
     int32_t batch;
