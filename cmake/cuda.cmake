@@ -10,15 +10,12 @@ set(MSA_CUDA_SOURCES
     src/cuda/convert_smxx.cu
     src/cuda/decode_sm90.cu
     src/cuda/index_smxx.cu
+    src/cuda/prefill_sm90.cu
     src/cuda/prepare_smxx.cu
     src/cuda/quantise_smxx.cu
     src/cuda/score_decode_sm90.cu
     src/cuda/score_sm90.cu
     src/cuda/topk_smxx.cu)
-
-if(MSA_CUDA_TRIAL) # see src/kernels.inc
-    list(APPEND MSA_CUDA_SOURCES src/cuda/prefill_sm90.cu)
-endif()
 
 # All that this nvcc can build, if none are named. 90a, not 90: only that has Hopper's own instructions.
 if(MSA_CUDA_ARCHS)
@@ -47,9 +44,6 @@ message(STATUS "CUDA backend: ${MSA_NVCC}, for ${cuda_archs}")
 set(cuda_flags -std=c++17 -O3 -fmad=false -I${CMAKE_CURRENT_SOURCE_DIR}/include -Xptxas=-warn-spills)
 list(APPEND cuda_flags -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
      -Xcompiler=-fno-asynchronous-unwind-tables,-Wall)
-if(MSA_CUDA_TRIAL)
-    list(APPEND cuda_flags -DMSA_CUDA_TRIAL)
-endif()
 set(cuda_targets)
 foreach(arch IN LISTS cuda_archs)
     list(APPEND cuda_targets -gencode=arch=compute_${arch},code=sm_${arch})
@@ -80,7 +74,7 @@ add_custom_target(msa_cuda DEPENDS ${MSA_CUDA_OBJECTS}) # one rule for both libr
 
 list(JOIN cuda_archs "," cuda_archs)
 target_sources(msa_objects PRIVATE src/cuda/driver.c src/cuda/driver_plan.c)
-target_compile_definitions(msa_objects PRIVATE MSA_CUDA_ARCHS="${cuda_archs}" $<$<BOOL:${MSA_CUDA_TRIAL}>:MSA_CUDA_TRIAL>)
+target_compile_definitions(msa_objects PRIVATE MSA_CUDA_ARCHS="${cuda_archs}")
 # The tool and the tests move data to and from devices.
 target_compile_definitions(msa_build INTERFACE MSA_WITH_CUDA)
 target_include_directories(msa_build SYSTEM INTERFACE ${MSA_CUDA_INCLUDE})
