@@ -91,7 +91,7 @@ static double logit(const setting *s, int64_t page, int64_t token)
  * midpoint. */
 static double tolerance(const harness *h, double logit)
 {
-    return 4 * 0x1p-23 + (h->options.device == MSA_DEVICE_CPU ? 0 : fabs(logit) * 0x1p-21);
+    return 4 * 0x1p-23 + (h->options.device == MSA_DEVICE_CPU ? 0 : fabs(logit) * 0x1p-22);
 }
 
 static void check_key(harness *h, const attention_case *c, const setting *s, int64_t row, int32_t head, int d)

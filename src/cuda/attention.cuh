@@ -7,9 +7,17 @@
 
 #include "ptx.cuh"
 
+#include <float.h>
+
 static __device__ inline float factor_at(const float *factor, int64_t stride, int64_t head)
 {
     return factor ? *(const float *)((const char *)factor + head * stride) : 1.0f;
+}
+
+/* Rounds what a float cannot hold to the largest one, so that logits of 0 stay 0. */
+static __host__ __device__ inline float finite_scale(double scale)
+{
+    return scale > FLT_MAX ? FLT_MAX : (float)scale;
 }
 
 static __device__ inline float logit_scale(const cuda_attention &job, int kv_head)
@@ -18,7 +26,7 @@ static __device__ inline float logit_scale(const cuda_attention &job, int kv_hea
     double scale = (double)job.desc.sm_scale * 1.44269504088896340736;
     scale *= factor_at(a.q_descale, a.q_descale_stride, kv_head);
     scale *= factor_at(a.k_descale, a.k_descale_stride, kv_head);
-    return (float)(scale * factor_at(a.k_global_scale, 0, 0));
+    return finite_scale(scale * factor_at(a.k_global_scale, 0, 0));
 }
 
 /* Of what a row's pages add up to; still to be divided by the sum of the probabilities. */

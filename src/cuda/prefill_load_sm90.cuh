@@ -12,7 +12,6 @@
 #ifndef MSA_CUDA_PREFILL_LOAD_SM90_CUH
 #define MSA_CUDA_PREFILL_LOAD_SM90_CUH
 
-#include "attention.cuh"
 #include "image_sm90.cuh"
 
 /* ------------------------------------------------------------------------------------------------ shared memory */

@@ -16,6 +16,7 @@
 #ifndef MSA_CUDA_PREFILL_SM90_CUH
 #define MSA_CUDA_PREFILL_SM90_CUH
 
+#include "attention.cuh"
 #include "attention_sm90.cuh"
 #include "page.cuh"
 
@@ -175,7 +176,7 @@ static inline prefill_job make_job(const cuda_attention &job, const prefill_wind
     made.width = warp_queries(job);
     made.log2_one = has_images(job) ? LOG2_448 : 0;
     made.list_heads = (uint32_t)(job.desc.num_kv_heads / job.step.lists);
-    made.scale = (float)((double)job.desc.sm_scale * 1.44269504088896340736);
+    made.scale = finite_scale((double)job.desc.sm_scale * 1.44269504088896340736);
     return made;
 }
 
