@@ -163,7 +163,7 @@ static void poison(const trial *t, region *workspace, random_stream *r)
     for (int i = 0; i < t->num_outputs; i++)
         region_fill(t->outputs[i].region, 0xA5);
     region_fill(workspace, random_chance(r, 0.5) ? 0xFF : 0);
-    if (random_chance(r, 0.2))
+    if (random_chance(r, 0.05)) /* slow: images of pages make workspaces large */
         region_randomise(workspace, r);
 }
 
