@@ -13,6 +13,7 @@
 #define MSA_CUDA_IMAGE_SM90_CUH
 
 #include "prefill_sm90.cuh"
+#include "ptx_bulk_sm90.cuh"
 #include "step.cuh"
 
 /* ------------------------------------------------------------------------------------------------ windows */
@@ -256,6 +257,19 @@ static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
     return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
 }
 
+/* Run `run` of a row of K: the elements 16 run .. 16 run + 15, as F16 or E4M3, in the order of
+ * attention_sm90.cuh. */
+template <int WORDS>
+static __device__ __forceinline__ void place_run(uint8_t *image, int key, int run, const uint32_t (&word)[WORDS])
+{
+    constexpr bool F16 = WORDS == 8;
+    uint32_t to = shared_address(image) + (F16 ? run / 4 * TILE_HALF : 0) + run % 4 * 4 +
+                  swizzled(key, F16 ? 0 : run / 4 * 4);
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        store_shared_32(to ^ 16 * i, word[i]);
+}
+
 /* K as rows of F16 in two halves, or of E4M3. */
 template <storage STORAGE, bool FAST>
 static __device__ __forceinline__ void place_keys(const page_part<STORAGE, IMAGE_THREADS> &part, uint8_t *image)
@@ -266,25 +280,27 @@ static __device__ __forceinline__ void place_keys(const page_part<STORAGE, IMAGE
         int key = (i * IMAGE_THREADS + (int)threadIdx.x) / C::IN_ROW,
             c = (i * IMAGE_THREADS + (int)threadIdx.x) % C::IN_ROW;
         const uint4 &data = part.data[i];
-        auto place = [&](int piece, uint4 x) { /* 16 bytes of the row */
-                                               *(uint4 *)(image + piece / 8 * TILE_HALF + swizzled(key, piece)) = x;
+        auto place = [&](int run, uint4 x, uint4 y) {
+            uint32_t word[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+            place_run(image, key, run, word);
+        };
+        auto place_codes = [&](int run, uint2 x, uint2 y) {
+            uint32_t word[4] = {x.x, x.y, y.x, y.y};
+            place_run(image, key, run, word);
         };
         if constexpr (STORAGE == STORAGE_E4M3 && FAST) {
-            place(c, data);
+            place_codes(c, make_uint2(data.x, data.y), make_uint2(data.z, data.w));
         } else if constexpr (STORAGE == STORAGE_E4M3) {
-            place(2 * c, widen_e4m3_8<OPERAND_F16>(data.x, data.y));
-            place(2 * c + 1, widen_e4m3_8<OPERAND_F16>(data.z, data.w));
+            place(c, widen_e4m3_8<OPERAND_F16>(data.x, data.y), widen_e4m3_8<OPERAND_F16>(data.z, data.w));
         } else if constexpr (FAST) {
             block_table first = make_table(part.scale[i][0]), second = make_table(part.scale[i][1]);
-            uint2 x = widen_codes(data.x, first), y = widen_codes(data.y, first), z = widen_codes(data.z, second),
-                  w = widen_codes(data.w, second);
-            place(2 * c, make_uint4(x.x, x.y, y.x, y.y));
-            place(2 * c + 1, make_uint4(z.x, z.y, w.x, w.y));
+            place_codes(2 * c, widen_codes(data.x, first), widen_codes(data.y, first));
+            place_codes(2 * c + 1, widen_codes(data.z, second), widen_codes(data.w, second));
         } else {
-            place(4 * c, widen_nvfp4_8<OPERAND_F16, true>(data.x, part.scale[i][0]));
-            place(4 * c + 1, widen_nvfp4_8<OPERAND_F16, true>(data.y, part.scale[i][0]));
-            place(4 * c + 2, widen_nvfp4_8<OPERAND_F16, true>(data.z, part.scale[i][1]));
-            place(4 * c + 3, widen_nvfp4_8<OPERAND_F16, true>(data.w, part.scale[i][1]));
+            place(2 * c, widen_nvfp4_8<OPERAND_F16, true>(data.x, part.scale[i][0]),
+                  widen_nvfp4_8<OPERAND_F16, true>(data.y, part.scale[i][0]));
+            place(2 * c + 1, widen_nvfp4_8<OPERAND_F16, true>(data.z, part.scale[i][1]),
+                  widen_nvfp4_8<OPERAND_F16, true>(data.w, part.scale[i][1]));
         }
     }
 }

@@ -342,19 +342,26 @@ static __device__ __forceinline__ void load_queries(const prefill_job &job, memo
                           from != nullptr);
         }
         copy_async_commit();
-        copy_async_wait<0>();                                        /* each lane converts what it copied */
+        copy_async_wait<0>();
+        __syncwarp();
         barrier_wait(shared_address(&m.q_empty[group]), !m.now.odd); /* the first ones find the place empty */
 #pragma unroll 2
         for (int row = lane / 8; row < GROUP_ROWS; row += CUDA_WARP / 8) {
-            uint4 x = *(const uint4 *)(m.raw[group] + row * 128 + chunk * 16);
+            uint32_t x[4]; /* they lie next to each other there, see attention_sm90.cuh */
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+                x[t] = *(const uint32_t *)(m.raw[group] + row * 128 + chunk / 4 * 64 + t * 16 + chunk % 4 * 4);
             auto place = [&](int piece, uint4 y) {
                 *(uint4 *)(m.q[group] + piece / 8 * (GROUP_ROWS * 128) + swizzled(row, piece % 8)) = y;
             };
             if constexpr (T::QK == WGMMA_F16) {
-                place(2 * chunk, widen_e4m3_8<OPERAND_F16>(x.x, x.y));
-                place(2 * chunk + 1, widen_e4m3_8<OPERAND_F16>(x.z, x.w));
+                place(2 * chunk, make_uint4(e4m3_pair_to_f16(x[0]), e4m3_pair_to_f16(x[1]), e4m3_pair_to_f16(x[2]),
+                                            e4m3_pair_to_f16(x[3])));
+                place(2 * chunk + 1,
+                      make_uint4(e4m3_pair_to_f16(x[0] >> 16), e4m3_pair_to_f16(x[1] >> 16),
+                                 e4m3_pair_to_f16(x[2] >> 16), e4m3_pair_to_f16(x[3] >> 16)));
             } else {
-                place(chunk, x);
+                place(chunk, make_uint4(x[0], x[1], x[2], x[3]));
             }
         }
         fence_async_reads();

@@ -100,6 +100,11 @@ static __device__ inline void store_shared_8(uint32_t address, uint32_t x)
     asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+static __device__ inline void store_shared_32(uint32_t address, uint32_t x)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 static __device__ inline void store_shared_64(uint32_t address, uint2 x)
 {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
