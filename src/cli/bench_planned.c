@@ -2,8 +2,10 @@
  *
  * bench_planned.c - prefill, decode, index and layer as subjects of a timing.
  *
- * Rotations exchange page tables and lists between calls; preparing with the next ones is part of a call, but not of
- * the time of `run`.
+ * On a CPU a call takes the next rotation's page table and lists; preparing with them is part of a call, but not of the
+ * time of `run`. On a CUDA device every rotation has plans, workspaces, queries and outputs of its own, and a call is one
+ * replay each of graphs that hold all rotations' work, one after the other: of `prepare`, of `run`, and of both. Its
+ * times are those of a rotation, as in a step of a model, whose graph holds many such calls.
  */
 #include "bench.h"
 #include "parallel.h"
@@ -12,32 +14,61 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_SETS = 512 };
+#define MAX_SET_BYTES ((size_t)16 << 30) /* workspaces of all sets */
+#define MIN_GRAPH_SECONDS 0.5e-3         /* beside which the events at its ends cost nothing */
+
 struct planned {
-    struct execution execution;
     struct device *device;
+    struct execution *sets;
+    int num_sets; /* CUDA: the rotations; CPU: 1 */
+    int repeats;  /* of all sets, in a graph */
     int rotations;
     void **tables, **lists; /* [rotations] on the device; lists NULL where the operation is given none */
 };
 
-/* One part of a call; its time is added to *seconds. */
+/* A part of the work of all sets; its time, a set, is added to *seconds. */
 static int timed(struct planned *planned, int (*part)(struct execution *x), double *seconds)
 {
     double elapsed = 0;
-    int status = device_begin(planned->device);
-    if (status == CLI_OK)
-        status = part(&planned->execution);
+    int count = planned->repeats * planned->num_sets, status = device_begin(planned->device);
+    for (int i = 0; i < count && status == CLI_OK; i++)
+        status = part(&planned->sets[i % planned->num_sets]);
     int ended = device_end(planned->device, &elapsed);
-    *seconds += elapsed;
+    *seconds += elapsed / count;
+    if (!device_is_host(planned->device) && elapsed < MIN_GRAPH_SECONDS)
+        planned->repeats *= 2; /* from the next graph on */
     return status != CLI_OK ? status : ended;
+}
+
+static int all_parts(struct execution *x)
+{
+    int status = CLI_OK;
+    if (x->index_plan) {
+        status = execution_index_prepare(x);
+        status = status == CLI_OK ? execution_index_run(x) : status;
+    }
+    if (x->attention_plan && status == CLI_OK) {
+        status = execution_attention_prepare(x);
+        status = status == CLI_OK ? execution_attention_run(x) : status;
+    }
+    return status;
+}
+
+static void rotate(const struct planned *planned, struct execution *x, int rotation)
+{
+    x->index_step.page_table = x->attention_step.page_table = planned->tables[rotation];
+    if (planned->lists)
+        x->attention_step.topk = planned->lists[rotation];
 }
 
 static int planned_call(struct subject *subject, int rotation, double *run, double *total)
 {
     struct planned *planned = subject->self;
-    struct execution *x = &planned->execution;
-    x->index_step.page_table = x->attention_step.page_table = planned->tables[rotation];
-    if (planned->lists)
-        x->attention_step.topk = planned->lists[rotation];
+    bool host = device_is_host(planned->device);
+    if (host)
+        rotate(planned, &planned->sets[0], rotation);
+    const struct execution *x = &planned->sets[0];
     int status = CLI_OK;
     double prepare = 0;
     *run = 0;
@@ -51,13 +82,17 @@ static int planned_call(struct subject *subject, int rotation, double *run, doub
         if (status == CLI_OK)
             status = timed(planned, execution_attention_run, run);
     }
-    *total = prepare + *run;
-    return status;
+    *total = host ? prepare + *run : 0;
+    return host || status != CLI_OK ? status : timed(planned, all_parts, total);
 }
 
 static int planned_finish(struct subject *subject)
 {
-    return execution_check_errors(&((struct planned *)subject->self)->execution);
+    struct planned *planned = subject->self;
+    int status = CLI_OK;
+    for (int s = 0; s < planned->num_sets && status == CLI_OK; s++)
+        status = execution_check_errors(&planned->sets[s]);
+    return status;
 }
 
 static void free_buffers(const struct planned *planned, void **buffers)
@@ -70,7 +105,9 @@ static void free_buffers(const struct planned *planned, void **buffers)
 static void planned_close(struct subject *subject)
 {
     struct planned *planned = subject->self;
-    execution_close(&planned->execution);
+    for (int s = planned->num_sets - 1; s >= 0; s--)
+        execution_close(&planned->sets[s]);
+    free(planned->sets);
     free_buffers(planned, planned->tables);
     free_buffers(planned, planned->lists);
     free(planned);
@@ -103,6 +140,28 @@ static double fp8_part(const struct problem *problem, bool fast)
     return problem->index_q_dtype == MSA_E4M3 && fast ? 1 : 0;
 }
 
+/* CUDA: a set a rotation, as far as memory goes. */
+static int open_sets(struct planned *planned, const struct problem *problem, const struct run_options *options)
+{
+    planned->sets = calloc(MAX_SETS, sizeof(*planned->sets));
+    if (!planned->sets)
+        return cli_error("out of memory");
+    if (execution_open(&planned->sets[0], problem, planned->device, options) != CLI_OK)
+        return CLI_BAD;
+    planned->num_sets = 1;
+    if (device_is_host(planned->device))
+        return CLI_OK;
+    const struct execution *first = &planned->sets[0];
+    size_t bytes = first->index_step.workspace_bytes + first->attention_step.workspace_bytes;
+    int most = bytes > MAX_SET_BYTES / MAX_SETS ? (int)(MAX_SET_BYTES / bytes) : MAX_SETS;
+    planned->rotations = planned->rotations < most ? planned->rotations : most > 1 ? most : 1;
+    for (; planned->num_sets < planned->rotations; planned->num_sets++) {
+        if (execution_open_beside(&planned->sets[planned->num_sets], first, options) != CLI_OK)
+            return CLI_BAD;
+    }
+    return CLI_OK;
+}
+
 int planned_open(struct subject *subject, const struct workload *workload, struct device *device,
                  const struct run_options *options)
 {
@@ -111,6 +170,7 @@ int planned_open(struct subject *subject, const struct workload *workload, struc
         return cli_error("out of memory");
     planned->device = device;
     planned->rotations = workload->rotations;
+    planned->repeats = 1;
     const struct problem *problem = &workload->problem;
     *subject = (struct subject){.name = problem->name,
                                 .strategy = "",
@@ -118,13 +178,11 @@ int planned_open(struct subject *subject, const struct workload *workload, struc
                                 .flops = workload->flops,
                                 .bytes = workload->bytes,
                                 .device = device,
-                                .rotations = workload->rotations,
                                 .call = planned_call,
                                 .finish = planned_finish,
                                 .close = planned_close,
                                 .self = planned};
-    struct execution *x = &planned->execution;
-    int status = execution_open(x, problem, device, options);
+    int status = open_sets(planned, problem, options);
     if (status == CLI_OK && !(planned->tables = make_rotations(planned, workload, problem->page_table, workload_table)))
         status = CLI_BAD;
     if (status == CLI_OK && problem->list &&
@@ -134,6 +192,11 @@ int planned_open(struct subject *subject, const struct workload *workload, struc
         planned_close(subject);
         return status;
     }
+    bool host = device_is_host(device);
+    for (int s = 0; s < planned->num_sets && !host; s++)
+        rotate(planned, &planned->sets[s], s);
+    subject->rotations = host ? planned->rotations : 1;
+    const struct execution *x = &planned->sets[0];
     if (x->attention_plan) {
         subject->strategy = x->attention_info.strategy;
         subject->precision = x->attention_info.precision;

@@ -29,8 +29,8 @@ static struct poptOption option_table[] = {
     {"samples", 0, POPT_ARG_STRING, &texts.samples, 0, "least number of samples (default 5)", "N"},
     {"run-once", 0, POPT_ARG_NONE, &texts.run_once, 0, "one call without warm-up, for profilers", NULL},
     {"footprint", 0, POPT_ARG_STRING, &texts.footprint, 0,
-     "inputs rotate over this much memory (default: twice the largest cache for decode, index --decode, combine and "
-     "quantise, else 0: the same inputs again), in at most 4096 copies",
+     "inputs rotate over this much memory (default: twice the largest cache on a CUDA device, and for decode, index "
+     "--decode, combine and quantise, else 0: the same inputs again), in at most 4096 copies",
      "MIB"},
     {"baseline", 0, POPT_ARG_STRING, &texts.baseline, 0, "compare with an earlier --json", "FILE"},
     {"json", 0, POPT_ARG_STRING, &texts.json, 0, "write all results; - is stdout, and then no table is printed",
@@ -66,6 +66,10 @@ static size_t footprint(const struct bench *bench, const struct point *point)
                   (point->op == BENCH_INDEX && point->at[AXIS_DECODE]);
     if (bench->options.footprint >= 0)
         return (size_t)bench->options.footprint;
+    if (bench->options.run_once)
+        return 0;
+    if (bench->device_ordinal != MSA_DEVICE_CPU)
+        return 2 * device_cache_bytes(bench->device_ordinal);
     return memory ? 2 * cache_bytes() : 0;
 }
 

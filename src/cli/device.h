@@ -21,6 +21,9 @@ int host_threads(void);
 int device_open(struct device *device, const struct run_options *options);
 void device_close(struct device *device);
 
+/* The last cache of a CUDA device, 0 if it cannot be asked. */
+size_t device_cache_bytes(int32_t ordinal);
+
 /* Whether the device computes on host memory, so that host tensors need no copy. */
 bool device_is_host(const struct device *device);
 /* 256-byte aligned, at least one byte; NULL after a message if there is no memory. */
@@ -32,7 +35,7 @@ int device_copy_out(const struct device *device, void *host, const void *source,
 int device_fill(const struct device *device, void *destination, int byte, size_t bytes);
 
 /* Time what the calls in between do: on a CPU by the clock; on a CUDA device they are captured into a graph, which
- * device_end replays and the device times. CLI_OK or CLI_BAD. */
+ * device_end replays twice; the device times the second. CLI_OK or CLI_BAD. */
 int device_begin(struct device *device);
 int device_end(struct device *device, double *seconds);
 

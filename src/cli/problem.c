@@ -26,6 +26,16 @@ static void *add_buffer(struct execution *x, const struct tensor *source, size_t
     return data;
 }
 
+static void *find_copy(const struct execution *x, const struct tensor *tensor)
+{
+    for (int i = 0; i < x->num_buffers; i++) {
+        if (x->buffers[i].source == tensor)
+            return x->buffers[i].data;
+    }
+    bool shared = x->inputs && tensor != x->problem->q && tensor != x->problem->index_q;
+    return shared ? find_copy(x->inputs, tensor) : NULL;
+}
+
 /* Where the device finds an input: the tensor's own memory, or one copy of it. NULL tensors give NULL. */
 static int bind_input(struct execution *x, const struct tensor *tensor, const void **data)
 {
@@ -36,11 +46,7 @@ static int bind_input(struct execution *x, const struct tensor *tensor, const vo
         *data = tensor->data;
         return CLI_OK;
     }
-    for (int i = 0; i < x->num_buffers; i++) {
-        if (x->buffers[i].source == tensor)
-            *data = x->buffers[i].data;
-    }
-    if (*data)
+    if ((*data = find_copy(x, tensor)))
         return CLI_OK;
     void *copy = add_buffer(x, tensor, tensor->bytes);
     if (!copy)
@@ -224,8 +230,8 @@ static int bind_attention(struct execution *x)
 
 /* ---- execution */
 
-int execution_open(struct execution *x, const struct problem *problem, const struct device *device,
-                   const struct run_options *options)
+static int open_execution(struct execution *x, const struct problem *problem, const struct device *device,
+                          const struct run_options *options, const struct execution *inputs)
 {
     *x = (struct execution){
         .problem = problem,
@@ -235,6 +241,7 @@ int execution_open(struct execution *x, const struct problem *problem, const str
         .output_byte = options->poison < 0 ? 0xFF : options->poison,
         .index_info = MSA_PLAN_INFO_INIT,
         .attention_info = MSA_PLAN_INFO_INIT,
+        .inputs = inputs,
     };
     int status = CLI_OK;
     /* All plans come first: they refuse shapes before memory is taken for them. */
@@ -249,6 +256,17 @@ int execution_open(struct execution *x, const struct problem *problem, const str
     if (status != CLI_OK)
         execution_close(x);
     return status;
+}
+
+int execution_open(struct execution *x, const struct problem *problem, const struct device *device,
+                   const struct run_options *options)
+{
+    return open_execution(x, problem, device, options, NULL);
+}
+
+int execution_open_beside(struct execution *x, const struct execution *first, const struct run_options *options)
+{
+    return open_execution(x, first->problem, first->device, options, first);
 }
 
 void execution_close(struct execution *x)

@@ -30,11 +30,16 @@ struct execution {
         void *data;
     } buffers[EXECUTION_MAX_BUFFERS]; /* device memory that it owns */
     int num_buffers;
+    const struct execution *inputs; /* whose copies of inputs it uses, or NULL */
 };
 
 /* Plans, allocates and binds everything; runs nothing. CLI_OK, or CLI_BAD after a message (nothing is left to free). */
 int execution_open(struct execution *execution, const struct problem *problem, const struct device *device,
                    const struct run_options *options);
+/* Another execution of the same problem, with its own plans, workspace, outputs and queries. Other inputs are the copies
+ * that `first` has, so close it before that one. */
+int execution_open_beside(struct execution *execution, const struct execution *first,
+                          const struct run_options *options);
 void execution_close(struct execution *execution);
 /* One step each; CLI_OK or CLI_BAD. On a CPU they return when the work is done. */
 int execution_index_prepare(struct execution *execution);
