@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 int cli_error(const char *format, ...)
 {
@@ -87,4 +88,17 @@ int parse_device(const char *name, const char *text, int32_t *device)
     }
     *device = (int32_t)ordinal;
     return CLI_OK;
+}
+
+/* ---- memory */
+
+void *memory_alloc(size_t bytes)
+{
+    const size_t huge = (size_t)2 << 20;
+    void *memory = NULL;
+    if (posix_memalign(&memory, bytes < huge ? 256 : huge, bytes ? bytes : 1))
+        return NULL;
+    if (bytes >= huge)
+        madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
 }

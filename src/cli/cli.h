@@ -79,6 +79,12 @@ struct run_options {
 extern struct poptOption run_option_table[];
 int run_options_read(struct run_options *options);
 
+/* ---- memory */
+
+/* 256-byte aligned, at least one byte, for free(); NULL: none. What is large lies in huge pages where the system has them, as
+ * the memory of measured peaks does: the walks of a page table can take as long as the work. */
+void *memory_alloc(size_t bytes);
+
 /* ---- progress: a line on stderr, rewritten in place, if that is a terminal and the work takes over a second */
 
 void progress_begin(const char *what);

@@ -103,7 +103,7 @@ void *device_alloc(const struct device *device, size_t bytes)
         result = cudaMalloc(&pointer, bytes ? bytes : 1);
     else
 #endif
-        result = posix_memalign(&pointer, 256, bytes ? bytes : 1);
+        result = !(pointer = memory_alloc(bytes));
     if (result != 0) {
         cli_error("no memory for a buffer of %zu bytes", bytes);
         return NULL;

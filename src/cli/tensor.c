@@ -62,7 +62,7 @@ struct tensor *tensor_file_add(struct tensor_file *file, const char *name, enum 
     struct tensor *tensor = calloc(1, sizeof(*tensor));
     if (grown)
         file->tensors = grown;
-    if (!grown || !tensor || !(tensor->name = strdup(name)) || posix_memalign(&tensor->data, 256, bytes ? bytes : 1)) {
+    if (!grown || !tensor || !(tensor->name = strdup(name)) || !(tensor->data = memory_alloc(bytes))) {
         cli_error("no memory for tensor '%.80s' (%zu bytes)", name, bytes);
         if (tensor)
             free_tensor(tensor);

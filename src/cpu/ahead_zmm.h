@@ -16,7 +16,7 @@ INLINE void fetch_ahead(struct cpu_ahead *ahead)
     if (ahead->rows == 0)
         return;
     ahead->rows--;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < ahead->places; i++) {
         for (int line = 0; line < ahead->lines; line++)
             _mm_prefetch((const char *)ahead->data[i] + 64 * line, _MM_HINT_T1);
         ahead->data[i] += ahead->stride[i];

@@ -191,11 +191,6 @@ void convert_turned_bf16_avx512(const struct cpu_rows *rows, int slice, int keys
     turn(convert_k_bf16_avx512, rows, slice, keys, operand);
 }
 
-void convert_turned_e4m3_avx512(const struct cpu_rows *rows, int slice, int keys, void *operand)
-{
-    turn(convert_k_e4m3_avx512, rows, slice, keys, operand);
-}
-
 void convert_turned_nvfp4_e4m3_avx512(const struct cpu_rows *rows, int slice, int keys, void *operand)
 {
     turn(convert_k_nvfp4_e4m3_avx512, rows, slice, keys, operand);

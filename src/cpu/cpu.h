@@ -52,12 +52,13 @@ struct cpu_rows {
 typedef void cpu_convert_fn(const struct cpu_rows *rows, int slice, int keys, void *operand);
 enum { NUM_SLICES = 8, SLICE = 16 };
 
-/* What the page that comes next will read: `rows` rows of `lines` cache lines from each of two places. Kernels may prefetch it
- * while they multiply. */
+/* What the page that comes next will read: `rows` rows of `lines` cache lines from each of some places. Kernels may prefetch it
+ * while they multiply. Several places are several streams, which memory can run ahead of. */
+enum { AHEAD_PLACES = 4 };
 struct cpu_ahead {
-    const uint8_t *data[2];
-    int64_t stride[2];
-    int lines, rows;
+    const uint8_t *data[AHEAD_PLACES];
+    int64_t stride[AHEAD_PLACES];
+    int places, lines, rows;
 };
 
 /* A page as the multiplying kernels get it, with room for it in operand layout, 64 KiB each. */
@@ -136,6 +137,7 @@ struct cpu_kernels {
      * then convert_turned, which writes K slices as [128 d][16 keys] or [64 pairs][16 keys]. */
     cpu_index_fn *index_few[NUM_OPERANDS];
     cpu_convert_fn *convert_turned[NUM_OPERANDS][NUM_FORMATS];
+    cpu_index_fn *index_few_e4m3; /* the same from E4M3 keys, which it converts itself, and Q of OPERAND_F32; or NULL */
     cpu_tiles_fn *begin_tiles, *end_tiles; /* around the kernels of OPERAND_TILE */
     cpu_finish_fn *finish;
     cpu_select_fn *select;

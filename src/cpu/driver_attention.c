@@ -243,6 +243,7 @@ static struct cpu_ahead ahead_of(const struct attention_run *run, const struct c
     }
     return (struct cpu_ahead){.data = {page->k.data, page->v.data},
                               .stride = {page->k.token_stride, page->v.token_stride},
+                              .places = 2,
                               .lines = (int)((row_bytes + 63) / 64),
                               .rows = page->keys};
 }

@@ -44,18 +44,21 @@ struct index_run {
 struct index_kernel {
     cpu_index_fn *function;
     enum cpu_operand operand;
-    cpu_convert_fn *const *convert; /* by format */
+    cpu_convert_fn *convert; /* NULL: the kernel does it */
 };
 
-static struct index_kernel choose_kernel(const msa_context *context, bool few)
+static struct index_kernel choose_kernel(const msa_context *context, enum cpu_format k_format, bool few)
 {
     const struct cpu_kernels *kernels = cpu_kernels_of(context);
     enum cpu_operand operand = cpu_choose_operand(MSA_BF16, kernels->index[OPERAND_TILE], kernels->index[OPERAND_BF16]);
     enum cpu_operand few_operand = kernels->index_few[OPERAND_BF16] ? OPERAND_BF16 : OPERAND_F32;
-    if (few && operand != OPERAND_TILE && kernels->index_few[few_operand])
+    few &= operand != OPERAND_TILE;
+    if (few && few_operand == OPERAND_F32 && k_format == FORMAT_E4M3 && kernels->index_few_e4m3)
+        return (struct index_kernel){kernels->index_few_e4m3, OPERAND_F32, NULL};
+    if (few && kernels->index_few[few_operand])
         return (struct index_kernel){kernels->index_few[few_operand], few_operand,
-                                     kernels->convert_turned[few_operand]};
-    return (struct index_kernel){kernels->index[operand], operand, kernels->convert_k[operand]};
+                                     kernels->convert_turned[few_operand][k_format]};
+    return (struct index_kernel){kernels->index[operand], operand, kernels->convert_k[operand][k_format]};
 }
 
 static enum cpu_format storage_format(msa_dtype dtype)
@@ -80,15 +83,18 @@ static void name_kernels(msa_plan *plan)
     const msa_index_desc *desc = &plan->index;
     const struct cpu_kernels *kernels = cpu_kernels_of(plan->context);
     bool can_be_few = desc->num_index_heads <= INDEX_FEW, decode = plan->operation == PLAN_INDEX_DECODE;
-    const struct index_kernel main_kernel = choose_kernel(plan->context, can_be_few && decode),
-                              other = choose_kernel(plan->context, can_be_few && !decode);
+    enum cpu_format k_format = storage_format(desc->k_dtype);
+    const struct index_kernel main_kernel = choose_kernel(plan->context, k_format, can_be_few && decode),
+                              other = choose_kernel(plan->context, k_format, can_be_few && !decode);
     plan->kernel = cpu_kernel_name((void (*)(void))main_kernel.function);
     add_name(plan, (void (*)(void))main_kernel.function);
-    add_name(plan, (void (*)(void))main_kernel.convert[storage_format(desc->k_dtype)]);
+    if (main_kernel.convert)
+        add_name(plan, (void (*)(void))main_kernel.convert);
     add_name(plan, (void (*)(void))kernels->pack[main_kernel.operand][storage_format(desc->q_dtype)]);
     if (other.function != main_kernel.function) {
         add_name(plan, (void (*)(void))other.function);
-        add_name(plan, (void (*)(void))other.convert[storage_format(desc->k_dtype)]);
+        if (other.convert)
+            add_name(plan, (void (*)(void))other.convert);
     }
     if (desc->outputs & MSA_INDEX_SELECTION)
         add_name(plan, (void (*)(void))kernels->select);
@@ -132,7 +138,7 @@ static struct tile tile_at(const struct index_run *run, int64_t index)
     struct tile tile = {.heads = run->plan->index.num_index_heads};
     tile.request = cpu_step_tile(run->plan, index, &tile.begin, &tile.end);
     tile.rows = (int)(tile.end - tile.begin) * tile.heads;
-    tile.kernel = choose_kernel(run->plan->context, tile.rows <= INDEX_FEW);
+    tile.kernel = choose_kernel(run->plan->context, run->k_format, tile.rows <= INDEX_FEW);
     return tile;
 }
 
@@ -185,16 +191,20 @@ static struct cpu_rows rows_at(const struct index_run *run, int64_t physical)
                              .scale_token_stride = args->index_k_scale_token_stride};
 }
 
-/* The first and the second half of a page, side by side. */
+/* The quarters of a page, side by side. */
 static struct cpu_ahead ahead_of(const struct index_run *run, int64_t physical)
 {
     if (physical < 0 || physical >= run->args->num_pages)
         return (struct cpu_ahead){0};
     struct cpu_rows k = rows_at(run, physical);
-    return (struct cpu_ahead){.data = {k.data, k.data + 64 * k.token_stride},
-                              .stride = {k.token_stride, k.token_stride},
+    struct cpu_ahead ahead = {.places = AHEAD_PLACES,
                               .lines = (int)((dtype_row_bytes(run->plan->index.k_dtype, 128) + 63) / 64),
-                              .rows = 64};
+                              .rows = MSA_PAGE_SIZE / AHEAD_PLACES};
+    for (int i = 0; i < AHEAD_PLACES; i++) {
+        ahead.data[i] = k.data + i * ahead.rows * k.token_stride;
+        ahead.stride[i] = k.token_stride;
+    }
+    return ahead;
 }
 
 /* Scores of logical pages [first, last) for all rows. A page outside the cache scores -inf: no candidate. */
@@ -211,7 +221,7 @@ static void score_pages(const struct index_run *run, const struct tile *tile, in
         }
         struct cpu_page rows = {.k = rows_at(run, physical),
                                 .keys = MSA_PAGE_SIZE,
-                                .convert_k = tile->kernel.convert[run->k_format],
+                                .convert_k = tile->kernel.convert,
                                 .k_operand = memory->k};
         if (page + 1 < last)
             rows.ahead = ahead_of(run, tile->request->pages[page + 1]);

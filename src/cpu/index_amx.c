@@ -147,9 +147,9 @@ void index_amx(const struct cpu_page *page, const void *q, int num_rows, float *
 {
     uint32_t *k = page->k_operand;
     int pairs = (num_rows + UNIT_LANES - 1) / UNIT_LANES / 2, paired = pairs * 2 * UNIT_LANES;
-    struct cpu_ahead ahead = page->ahead; /* 64 rows */
+    struct cpu_ahead ahead = page->ahead;
     for (int slice = 0; slice < NUM_SLICES; slice++) {
-        for (int i = 0; i < 64 / NUM_SLICES; i++)
+        for (int i = 0; i < SLICE / AHEAD_PLACES; i++)
             fetch_ahead(&ahead);
         page->convert_k(&page->k, slice, 128, k + slice * SLICE * ROW);
         TILE_STAY_AWAKE();

@@ -70,7 +70,7 @@ INLINE void index_few_rows(const struct cpu_page *page, const operand *q, int nu
         max[i] = _mm512_set1_ps(-INFINITY);
     for (int first = 0; first < NUM_SLICES; first += TOGETHER) {
         for (int j = 0; j < TOGETHER; j++) {
-            for (int i = 0; i < SLICE / 2; i++)
+            for (int i = 0; i < SLICE / AHEAD_PLACES; i++)
                 fetch_ahead(&ahead);
             page->convert_k(&page->k, first + j, 128, k + j * SLICE * ROW);
         }
