@@ -32,14 +32,20 @@ INLINE __m256 fp16_octet(const void *from)
 
 /* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included.
  * Only the NaN code looks like a number, 480: it is noted, and whoever finds one converts again. */
-INLINE block e4m3_block(const void *from, __m128i *nan)
+INLINE block e4m3_small_block(const void *from, __m128i *nan)
 {
     __m128i codes = _mm_loadu_si128(from), magnitude = _mm_set1_epi8(0x7F);
     *nan = _mm_or_si128(*nan, _mm_cmpeq_epi8(_mm_and_si128(codes, magnitude), magnitude));
     __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
     x = _mm256_and_si256(x, _mm256_set1_epi16((short)0xBF80));
-    return (block){_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_set1_ps(256)),
-                   _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)), _mm256_set1_ps(256))};
+    return (block){_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
+}
+
+INLINE block e4m3_block(const void *from, __m128i *nan)
+{
+    block x = e4m3_small_block(from, nan);
+    __m256 factor = _mm256_set1_ps(1 / E4M3_SMALL);
+    return (block){_mm256_mul_ps(x.low, factor), _mm256_mul_ps(x.high, factor)};
 }
 
 INLINE bool found_nan(__m128i nan)
@@ -80,6 +86,8 @@ INLINE block block_at(const struct cpu_rows *rows, int key, int g, const enum cp
         return (block){fp16_octet(row + g * 32), fp16_octet(row + g * 32 + 16)};
     case FORMAT_E4M3:
         return e4m3_block(row + g * 16, nan);
+    case FORMAT_E4M3_SMALL:
+        return e4m3_small_block(row + g * 16, nan);
     case FORMAT_NVFP4_E4M3:
         return nvfp4_block(row + g * 8, convert_table.nvfp4_e4m3_f32[scale_at(rows, key, g)]);
     default:
@@ -103,6 +111,8 @@ INLINE void convert_k(const struct cpu_rows *rows, int slice, int keys, float *o
             store_block(operand + (key - first) * 128 + g * 16, block_at(rows, key, g, format, &nan));
     if (format == FORMAT_E4M3 && found_nan(nan))
         convert_k_e4m3_c(rows, slice, keys, operand);
+    if (format == FORMAT_E4M3_SMALL && found_nan(nan))
+        convert_k_e4m3_small_c(rows, slice, keys, operand);
 }
 
 INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *operand, const enum cpu_format format)
@@ -112,6 +122,8 @@ INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *o
         store_block(operand + key * SLICE, block_at(rows, key, slice, format, &nan));
     if (format == FORMAT_E4M3 && found_nan(nan))
         convert_v_e4m3_c(rows, slice, keys, operand);
+    if (format == FORMAT_E4M3_SMALL && found_nan(nan))
+        convert_v_e4m3_small_c(rows, slice, keys, operand);
 }
 
 #define CONVERT(name, format)                                                                     \
@@ -126,6 +138,7 @@ INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *o
 CONVERT(bf16, FORMAT_BF16)
 CONVERT(fp16, FORMAT_FP16)
 CONVERT(e4m3, FORMAT_E4M3)
+CONVERT(e4m3_small, FORMAT_E4M3_SMALL)
 CONVERT(nvfp4_e4m3, FORMAT_NVFP4_E4M3)
 CONVERT(nvfp4_exact, FORMAT_NVFP4_EXACT)
 

@@ -37,6 +37,11 @@ static float e4m3_at(const struct cpu_rows *rows, int key, int d)
     return e4m3_to_f32(rows->data[key * rows->token_stride + d]);
 }
 
+static float e4m3_small_at(const struct cpu_rows *rows, int key, int d)
+{
+    return e4m3_at(rows, key, d) * E4M3_SMALL;
+}
+
 static float nvfp4_exact_at(const struct cpu_rows *rows, int key, int d)
 {
     int g = d / 16;
@@ -93,6 +98,16 @@ void convert_k_e4m3_c(const struct cpu_rows *rows, int slice, int keys, void *op
 void convert_v_e4m3_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
 {
     convert_v(rows, slice, keys, operand, e4m3_at);
+}
+
+void convert_k_e4m3_small_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_k(rows, slice, keys, operand, e4m3_small_at);
+}
+
+void convert_v_e4m3_small_c(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    convert_v(rows, slice, keys, operand, e4m3_small_at);
 }
 
 void convert_k_nvfp4_e4m3_c(const struct cpu_rows *rows, int slice, int keys, void *operand)

@@ -31,7 +31,7 @@ INLINE void fp16_block(const uint8_t *from, float *to)
 
 /* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included.
  * Only the NaN code looks like a number, 480: it is noted, and whoever finds one converts again. */
-INLINE void e4m3_block(const uint8_t *from, float *to, uint8x16_t *nan)
+INLINE void e4m3_block(const uint8_t *from, float *to, uint8x16_t *nan, const bool small)
 {
     uint8x16_t codes = vld1q_u8(from), magnitude = vdupq_n_u8(0x7F);
     *nan = vorrq_u8(*nan, vceqq_u8(vandq_u8(codes, magnitude), magnitude));
@@ -39,8 +39,9 @@ INLINE void e4m3_block(const uint8_t *from, float *to, uint8x16_t *nan)
                          vshll_high_n_s8(vreinterpretq_s8_u8(codes), 7)};
     for (int i = 0; i < 2; i++) {
         float16x8_t x = vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(half[i]), vdupq_n_u16(0xBF80)));
-        vst1q_f32(to + 8 * i, vmulq_n_f32(vcvt_f32_f16(vget_low_f16(x)), 256));
-        vst1q_f32(to + 8 * i + 4, vmulq_n_f32(vcvt_high_f32_f16(x), 256));
+        float32x4_t low = vcvt_f32_f16(vget_low_f16(x)), high = vcvt_high_f32_f16(x);
+        vst1q_f32(to + 8 * i, small ? low : vmulq_n_f32(low, 1 / E4M3_SMALL));
+        vst1q_f32(to + 8 * i + 4, small ? high : vmulq_n_f32(high, 1 / E4M3_SMALL));
     }
 }
 
@@ -78,7 +79,8 @@ INLINE void block_to(float *to, const struct cpu_rows *rows, int key, int g, con
         fp16_block(row + g * 32, to);
         return;
     case FORMAT_E4M3:
-        e4m3_block(row + g * 16, to, nan);
+    case FORMAT_E4M3_SMALL:
+        e4m3_block(row + g * 16, to, nan, format == FORMAT_E4M3_SMALL);
         return;
     case FORMAT_NVFP4_E4M3:
         nvfp4_block(row + g * 8, to, convert_table.nvfp4_e4m3_f32[scale_at(rows, key, g)]);
@@ -97,6 +99,8 @@ INLINE void convert_k(const struct cpu_rows *rows, int slice, int keys, float *o
             block_to(operand + (key - first) * 128 + g * 16, rows, key, g, format, &nan);
     if (format == FORMAT_E4M3 && vmaxvq_u8(nan))
         convert_k_e4m3_c(rows, slice, keys, operand);
+    if (format == FORMAT_E4M3_SMALL && vmaxvq_u8(nan))
+        convert_k_e4m3_small_c(rows, slice, keys, operand);
 }
 
 INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *operand, const enum cpu_format format)
@@ -106,6 +110,8 @@ INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *o
         block_to(operand + key * SLICE, rows, key, slice, format, &nan);
     if (format == FORMAT_E4M3 && vmaxvq_u8(nan))
         convert_v_e4m3_c(rows, slice, keys, operand);
+    if (format == FORMAT_E4M3_SMALL && vmaxvq_u8(nan))
+        convert_v_e4m3_small_c(rows, slice, keys, operand);
 }
 
 #define CONVERT(name, format)                                                                     \
@@ -120,5 +126,6 @@ INLINE void convert_v(const struct cpu_rows *rows, int slice, int keys, float *o
 CONVERT(bf16, FORMAT_BF16)
 CONVERT(fp16, FORMAT_FP16)
 CONVERT(e4m3, FORMAT_E4M3)
+CONVERT(e4m3_small, FORMAT_E4M3_SMALL)
 CONVERT(nvfp4_e4m3, FORMAT_NVFP4_E4M3)
 CONVERT(nvfp4_exact, FORMAT_NVFP4_EXACT)

@@ -32,8 +32,19 @@ enum cpu_isa { ISA_C, ISA_AVX2, ISA_AVX512, ISA_AVX512BF16, ISA_AMX, ISA_NEON, N
 enum cpu_operand { OPERAND_F32, OPERAND_BF16, OPERAND_TILE, NUM_OPERANDS };
 
 /* Storage formats as the conversions see them. NVFP4 has two meanings: with E4M3 queries its product rounds to E4M3, with
- * 16-bit queries it is taken exactly. */
-enum cpu_format { FORMAT_BF16, FORMAT_FP16, FORMAT_E4M3, FORMAT_NVFP4_E4M3, FORMAT_NVFP4_EXACT, NUM_FORMATS };
+ * 16-bit queries it is taken exactly. E4M3 as an FP32 operand of attention with E4M3 queries is small, 2^-8 of its value, which
+ * spares vector code a multiplication an element: a page's results are off by powers of two, and the same bits when these are
+ * made up for. (With 16-bit queries sums could leave FP32's range.) */
+enum cpu_format {
+    FORMAT_BF16,
+    FORMAT_FP16,
+    FORMAT_E4M3,
+    FORMAT_E4M3_SMALL,
+    FORMAT_NVFP4_E4M3,
+    FORMAT_NVFP4_EXACT,
+    NUM_FORMATS
+};
+#define E4M3_SMALL 0x1p-8f
 
 enum { UNIT_LANES = 16, TILE_UNITS = 32 };
 

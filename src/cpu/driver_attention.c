@@ -49,6 +49,7 @@ struct attention_run {
     const struct cpu_kernels *kernels;
     enum cpu_operand operand;
     enum cpu_format q_format, kv_format;
+    float kv_factor; /* value of a K or V operand's 1 */
     enum cpu_rounding rounding;
     int ratio, rows_per_unit;
     int pages_per_split; /* ranks a split takes */
@@ -65,7 +66,7 @@ struct tile {
     float v_factor;
 };
 
-static enum cpu_format storage_format(msa_dtype kv, msa_dtype q)
+static enum cpu_format storage_format(msa_dtype kv, msa_dtype q, enum cpu_operand operand)
 {
     switch (kv) {
     case MSA_BF16:
@@ -75,8 +76,13 @@ static enum cpu_format storage_format(msa_dtype kv, msa_dtype q)
     case MSA_NVFP4:
         return q == MSA_E4M3 ? FORMAT_NVFP4_E4M3 : FORMAT_NVFP4_EXACT;
     default:
-        return FORMAT_E4M3;
+        return q == MSA_E4M3 && operand == OPERAND_F32 ? FORMAT_E4M3_SMALL : FORMAT_E4M3;
     }
+}
+
+static enum cpu_format query_format(msa_dtype q)
+{
+    return q == MSA_BF16 ? FORMAT_BF16 : q == MSA_FP16 ? FORMAT_FP16 : FORMAT_E4M3;
 }
 
 static size_t align_up(size_t bytes)
@@ -92,8 +98,8 @@ msa_status cpu_attention_plan(msa_plan *plan)
         return fail(MSA_ERROR_UNSUPPORTED, "strategy = page-major: a CPU walks pages query-major");
     enum cpu_operand operand =
         cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_TILE], kernels->attend[OPERAND_BF16]);
-    enum cpu_format q_format = storage_format(desc->q_dtype, desc->q_dtype),
-                    kv_format = storage_format(desc->kv_dtype, desc->q_dtype);
+    enum cpu_format q_format = query_format(desc->q_dtype),
+                    kv_format = storage_format(desc->kv_dtype, desc->q_dtype, operand);
     plan->kernel = cpu_kernel_name((void (*)(void))kernels->attend[operand]);
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s, %s, %s, %s", plan->kernel,
              cpu_kernel_name((void (*)(void))kernels->convert_k[operand][kv_format]),
@@ -292,7 +298,7 @@ static void write_unit(const struct attention_run *run, const struct tile *tile,
     double p_factor = run->rounding == ROUND_E4M3 ? 448.0 : 1.0;
     float factor[UNIT_LANES];
     for (int lane = 0; lane < UNIT_LANES; lane++) {
-        factor[lane] = tile->v_factor / sum[lane];
+        factor[lane] = tile->v_factor / sum[lane] * run->kv_factor; /* sums of small operands are 448 at least */
         if (!rows->lse[lane])
             continue;
         float lse = (float)(max[lane] * tile->logit_scale + log(sum[lane] / p_factor));
@@ -381,7 +387,7 @@ static float factor_at(const float *factor, int64_t stride, int64_t head)
 static double logit_scale(const struct attention_run *run, int kv_head)
 {
     const msa_attention_args *args = run->args;
-    double scale = run->plan->attention.sm_scale;
+    double scale = run->plan->attention.sm_scale * (double)run->kv_factor;
     scale *= factor_at(args->q_descale, args->q_descale_stride, kv_head);
     scale *= factor_at(args->k_descale, args->k_descale_stride, kv_head);
     return scale * factor_at(args->k_global_scale, 0, 0);
@@ -506,8 +512,7 @@ msa_status cpu_attention_run(msa_plan *plan, const msa_attention_args *args, msa
         .args = args,
         .kernels = kernels,
         .operand = cpu_choose_operand(desc->q_dtype, kernels->attend[OPERAND_TILE], kernels->attend[OPERAND_BF16]),
-        .q_format = storage_format(desc->q_dtype, desc->q_dtype),
-        .kv_format = storage_format(desc->kv_dtype, desc->q_dtype),
+        .q_format = query_format(desc->q_dtype),
         .rounding = desc->q_dtype == MSA_E4M3   ? ROUND_E4M3
                     : desc->q_dtype == MSA_BF16 ? ROUND_BF16
                                                 : ROUND_FP16,
@@ -518,6 +523,8 @@ msa_status cpu_attention_run(msa_plan *plan, const msa_attention_args *args, msa
         .states = (struct unit_state *)((char *)plan->step.workspace +
                                         align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads),
     };
+    run.kv_format = storage_format(desc->kv_dtype, desc->q_dtype, run.operand);
+    run.kv_factor = run.kv_format == FORMAT_E4M3_SMALL ? 1 / E4M3_SMALL : 1;
     size_t tiles = (size_t)cpu_step_tiles(plan) * (size_t)desc->num_kv_heads;
     msa_status status = cpu_parallel(plan->context, tiles * (size_t)plan->num_splits, attend_task, &run);
     if (!status && plan->num_splits > 1)
