@@ -7,7 +7,7 @@
  * Floor     of a page, 1024 blocks: a store, and 2 (FP16), 3 (BF16, NVFP4) or 5 (E4M3) vector operations a block, 2
  *           a cycle.
  * Measured  2026-11-29, Xeon family 6 model 207, cycles for 8 slices of K and of V: BF16 2100 and 2200, FP16 1400 and
- *           1150, E4M3 2750 and 3000, small E4M3 2220 and 2600, NVFP4 1800 and 2300.
+ *           1150, E4M3 2760 and 3150, small E4M3 2210 and 2590, NVFP4 1800 and 2300.
  */
 #include "convert_table.h"
 #include "kernels.h"
