@@ -381,11 +381,20 @@ def check_peak():
 
 
 def check_memory():
-    """A context of 1,048,576 tokens, NVFP4, one KV head, inside 4 GiB."""
-    for arguments in (["prefill", "--queries", "256", "--prefix", "1048320", "--q-heads", "2"],
-                      ["decode", "--batch", "1", "--context", "1M", "--q-heads", "2", "--footprint", "0"]):
-        child = subprocess.Popen([TOOL, "bench", *arguments, "--format", "q8kv4", "--kv-heads", "1", "--run-once"],
-                                 stdout=subprocess.DEVNULL)
+    """A context of 1,048,576 tokens, NVFP4, one KV head: right answers, inside 4 GiB; with the index over all of it, too."""
+    shape = ["--format", "q8kv4", "--q-heads", "2", "--kv-heads", "1"]
+    prefill, decode = ["--queries", "256", "--prefix", "1048320"], ["--batch", "1", "--context", "1M"]
+    layer = ["bench", "layer", "--index-format", "nvfp4", "--index-heads", "1", "--run-once"]
+    index = ["bench", "index", "--decode", "--format", "nvfp4", "--index-heads", "1", "--run-once", "--footprint", "0"]
+    made = path("million.safetensors")
+    for arguments in (["make", "--op", "prefill", *prefill, "--with-expected", "-o", made], ["check", made],
+                      ["make", "--op", "decode", *decode, "--with-expected", "-o", made], ["check", made],
+                      ["bench", "prefill", *prefill, "--run-once"],
+                      ["bench", "decode", *decode, "--run-once", "--footprint", "0"],
+                      layer + prefill, index + decode):
+        if arguments[0] != "check" and arguments[1] != "index":
+            arguments = [*arguments, *shape]
+        child = subprocess.Popen([TOOL, *arguments], stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         assert child.returncode == 0

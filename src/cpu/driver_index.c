@@ -6,7 +6,7 @@
  *
  * Rows of a tile are (query, head) pairs, the head innermost; 16 of them are a unit. Work items are (tile, segment of
  * the pages): plans of few tiles cut the pages into segments so that a long context fills the machine. Selection is
- * exact and its order total, so the cut changes no bit.
+ * exact and its order total, so the cut, which threads have a say in, changes no bit.
  *
  * Workspace, per thread: packed queries, one converted page, and PAGE_CHUNK scores a row. Segmented plans add their
  * best pages per row and segment.
@@ -19,7 +19,8 @@
 enum {
     TILE_ROWS = 768, /* (query, head) rows of a tile: units in threes, and conversion costs 1 % of the products */
     PAGE_CHUNK = 64,
-    WANTED_ITEMS = 32, /* plans of fewer tiles are segmented until they have about this many work items */
+    THREAD_ITEMS = 4,  /* plans of fewer tiles are segmented until each of several threads has about this many items */
+    MOST_ITEMS = 32,   /* or there are this many; a segment selects from nothing, so more of them cost more */
 };
 
 struct thread_memory {
@@ -100,9 +101,16 @@ static void name_kernels(msa_plan *plan)
         add_name(plan, (void (*)(void))kernels->select);
 }
 
+static int64_t wanted_items(const msa_plan *plan)
+{
+    int64_t threads = plan->context->num_threads;
+    return threads == 1 ? 1 : threads * THREAD_ITEMS < MOST_ITEMS ? threads * THREAD_ITEMS : MOST_ITEMS;
+}
+
 msa_status cpu_index_plan(msa_plan *plan)
 {
     const msa_index_desc *desc = &plan->index;
+    int64_t wanted = wanted_items(plan);
     name_kernels(plan);
     plan->strategy = "query-major";
     plan->precision = "exact";
@@ -110,15 +118,14 @@ msa_status cpu_index_plan(msa_plan *plan)
     plan->workspace_bytes = align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads;
     int64_t most_tiles =
         plan->max_total_q / plan->query_tile + plan->max_batch; /* each request can end in a partial tile */
-    int64_t segments = (WANTED_ITEMS + most_tiles - 1) / most_tiles,
+    int64_t segments = (wanted + most_tiles - 1) / most_tiles,
             chunks = (plan->max_pages + PAGE_CHUNK - 1) / PAGE_CHUNK;
     plan->num_splits = (int32_t)(segments < chunks ? segments : chunks);
-    if (chunks > 1 && desc->outputs & MSA_INDEX_SELECTION) {
+    if (chunks > 1 && wanted > 1 && desc->outputs & MSA_INDEX_SELECTION) {
         /* Fewer tiles make more segments, but a larger plan must never need less: this bounds rows*num_splits and
-         * grows. A plan is segmented if it has fewer than WANTED_ITEMS tiles; then rows*num_splits <
-         * 2*WANTED_ITEMS*TILE_ROWS. */
-        int64_t most = (chunks < WANTED_ITEMS ? chunks : WANTED_ITEMS) * plan->max_total_q * desc->num_index_heads;
-        int64_t bound = 2 * WANTED_ITEMS * TILE_ROWS;
+         * grows. A plan is segmented if it has fewer than `wanted` tiles; then rows*num_splits < 2*wanted*TILE_ROWS. */
+        int64_t most = (chunks < wanted ? chunks : wanted) * plan->max_total_q * desc->num_index_heads;
+        int64_t bound = 2 * wanted * TILE_ROWS;
         plan->workspace_bytes += align_up(sizeof(struct cpu_best) * (size_t)(most < bound ? most : bound));
     }
     return MSA_SUCCESS;
