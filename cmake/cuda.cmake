@@ -8,6 +8,7 @@ set(MSA_CUDA_SOURCES
     src/cuda/combine_sm90.cu
     src/cuda/combine_smxx.cu
     src/cuda/convert_smxx.cu
+    src/cuda/decode_shared_sm90.cu
     src/cuda/decode_sm90.cu
     src/cuda/index_smxx.cu
     src/cuda/prefill_sm90.cu

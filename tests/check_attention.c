@@ -214,6 +214,46 @@ static void check_capacities(harness *h, int pair)
     }
 }
 
+/* A value that is not finite in the last page, which a request's first new tokens do not see and its last ones do. */
+static double value_with_nan(const place *where, const void *data)
+{
+    (void)data;
+    if (where->request == 0 && where->page == 15 && where->token == 83 && where->d == 70)
+        return NAN;
+    return (double)((where->page * 7 + where->token * 3 + where->d) % 13) / 8 - 0.75;
+}
+
+/* Several new tokens a request, mixed with one and none, in plans with room for many: a GPU's tiles of queries share
+ * pages. */
+static void check_several_new(harness *h, int pair)
+{
+    static const int32_t ratios[] = {16, 8, 5, 4, 11, 3};
+    static const cache_layout layouts[] = {CACHE_DENSE, CACHE_GAPS, CACHE_PACKED, CACHE_TOKEN_MAJOR, CACHE_SLOTS};
+    for (int i = 0; i < 12; i++) {
+        if (h->options.device == MSA_DEVICE_CPU && i != 1)
+            continue;
+        attention_spec s = pair_spec(pair, true);
+        s.kv_heads = 1 + i % 2;
+        s.q_heads = ratios[(pair + i) % 6] * s.kv_heads;
+        s.topk = i % 4 == 3 ? 32 : i % 4 == 2 ? 5 : 16;
+        s.list = i % 2 ? list_all_pages : NULL;
+        s.v = i % 3 == 1 ? value_with_nan : NULL;
+        s.scaled = i % 2;
+        s.cache_layout = layouts[i % (s.kv_dtype == MSA_NVFP4 ? 5 : 4)];
+        s.quad = s.kv_dtype == MSA_NVFP4 && i % 4 > 1;
+        s.q_layout = (row_layout)(i % 3);
+        s.out_layout = (row_layout)((i + 1) % 3);
+        s.without_lse = i % 5 == 4;
+        s.samples = 60;
+        s.requests = batch_of(6, LENGTHS(8, 1, 16, 0, 35, 3), LENGTHS(15 * 128 + 86, 300, 1000, 9, 130, 1));
+        s.requests.padding_rows = 2;
+        s.requests.share_pages = i % 3 == 2;
+        s.requests.max_batch = 6;
+        s.requests.max_total_q = 700;
+        test(h, &s, "several-new", i);
+    }
+}
+
 /* 16 pages, the last one partial, at every ratio. */
 static void check_decode_ratios(harness *h)
 {
@@ -407,6 +447,7 @@ void check_attention(harness *h)
             check_prefill_tiles(h, pair);
         check_partials(h, pair);
         check_capacities(h, pair);
+        check_several_new(h, pair);
         for (int i = 0; i < randoms; i++)
             check_random(h, pair, i);
     }

@@ -142,7 +142,8 @@ struct cuda_attention {
     bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
     cuda_merge_fn *merge;  /* for kernels that merge their own splits */
     cuda_encode_tensor_fn *encode_tensor;
-    /* What the kernel's plan chooses; before it: one split, query-major, exact, and query_tile 0 in the step. */
+    /* What the kernel's plan chooses; before it: itself, one split, query-major, exact, and query_tile 0 in the step. */
+    const struct cuda_attention_kernel *kernel; /* that prepares and runs, if it is not the one that planned */
     int32_t num_splits, pages_per_split;
     size_t memory_bytes;
     const char *strategy; /* for msa_plan_info */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * decode_page_sm90.cuh - a block of decode_sm90.cu up to its results: its memory, the list of its pages and its queries,
- * and the pages one after the other.
+ * decode_page_sm90.cuh - a block of decode_sm90.cu up to its results: what it gets, its memory, the list of its pages
+ * and its queries, and the pages one after the other.
  */
 #ifndef MSA_CUDA_DECODE_PAGE_SM90_CUH
 #define MSA_CUDA_DECODE_PAGE_SM90_CUH
@@ -17,17 +17,30 @@ enum { MOST_BLOCKS = 16 /* of a cluster */, ROWS = MSA_MAX_GQA_RATIO, PART_BYTES
 /* log2 of what O may be too large by: FP32 holds 448 * 448 * 128 * 32 times that. */
 #define REFERENCE_RANGE 96.0f
 
+enum { NUM_FACTORS = 5 };
+
+/* What the kernel needs of a job, in the order in which it does: a launch's first look at a line of 64 bytes of its
+ * parameters takes as long as one at memory. */
 struct decode_job {
-    cuda_attention job;
-    CUtensorMap k_map, v_map; /* E4M3, 16-bit */
-    int32_t clusters;         /* blocks of a cluster: 1, 2, 4, 8 or 16 */
-    bool bulk;                /* tiles are copied by the copy engine */
+    const cuda_row *rows;
+    const cuda_page *pages;
+    int32_t total_q, topk, num_pages, kv_heads_a_list;
+    int32_t ratio, clusters;   /* clusters: blocks of one, 1, 2, 4, 8 or 16 */
+    bool bulk, quad, bf16_out; /* tiles are copied by the copy engine; V's scales; results */
+    uint32_t *error;
+    const char *q;
+    int64_t q_row_stride, q_head_stride;
+    tile_source k, v;
+    CUtensorMap k_map, v_map;         /* E4M3, 16-bit: if boxes fit */
+    const float *factor[NUM_FACTORS]; /* or NULL: descale of q, of k, global scale of k; descale of v, global of v */
+    int64_t factor_stride[NUM_FACTORS];
+    float sm_scale;
+    char *out, *lse; /* lse: or NULL */
+    int64_t out_row_stride, out_head_stride, lse_row_stride, lse_head_stride;
 };
 
-static __host__ __device__ inline bool is_quad(const decode_job &d)
-{
-    return d.job.desc.v_scale_order == MSA_SCALE_QUAD;
-}
+/* Whether a plan is better left to decode_shared_sm90 (which see). */
+bool shares_pages(const struct cuda_attention *job);
 
 struct listed_page {
     int32_t physical, keys;
@@ -50,6 +63,7 @@ template <storage STORAGE, int GROUPS> struct memory {
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
     uint4 q[8][CUDA_WARP];  /* a operands, of a product each */
     int32_t count;          /* of the row */
+    uint32_t touched;       /* see attend */
     float scale, out_scale; /* logit in log2 units = scale * dot; not kept in registers */
     uint64_t merged;
     /* Of clusters only, and so last. The states of the heads that this block owns, of all blocks. */
@@ -79,29 +93,6 @@ struct state {
     float out[16][4], reference[2], sum[2];
 };
 
-/* By value, so that what a copy uses comes from the parameters each time. */
-template <bool V> static __device__ inline tile_source source(const decode_job &d, int64_t head)
-{
-    const msa_attention_args &a = d.job.args;
-    if (V)
-        return tile_source{(const uint8_t *)a.v + head * a.v_head_stride,
-                           (const uint8_t *)a.v_scale + head * a.v_scale_head_stride,
-                           a.v_page_stride,
-                           a.v_token_stride,
-                           a.v_scale_page_stride,
-                           is_quad(d) ? 8 : a.v_scale_token_stride,
-                           &d.v_map,
-                           (int32_t)head};
-    return tile_source{(const uint8_t *)a.k + head * a.k_head_stride,
-                       (const uint8_t *)a.k_scale + head * a.k_scale_head_stride,
-                       a.k_page_stride,
-                       a.k_token_stride,
-                       a.k_scale_page_stride,
-                       a.k_scale_token_stride,
-                       &d.k_map,
-                       (int32_t)head};
-}
-
 template <int GROUPS> static __device__ inline int group_of(void)
 {
     return GROUPS == 1 ? 0 : threadIdx.x / GROUP;
@@ -115,15 +106,92 @@ template <int GROUPS> static __device__ inline void sync_group(void)
         barrier_meet(1 + group_of<GROUPS>(), GROUP);
 }
 
+/* ------------------------------------------------------------------------------------------------ the host's part */
+
+/* Whether the copy engine can fetch tiles; makes the maps that it needs for it. */
+static inline bool plan_copies(const struct cuda_attention *job, decode_job *d)
+{
+    int64_t heads = job->desc.num_kv_heads, pages = job->args.num_pages;
+    auto data = [&](const tile_source &t) {
+        return tensor_layout{t.data, t.token_stride, t.head_stride, t.page_stride, heads, pages};
+    };
+    auto scales = [&](const tile_source &t) {
+        return tensor_layout{t.scale, t.scale_token_stride, t.scale_head_stride, t.scale_page_stride, heads, pages};
+    };
+    if (job->desc.kv_dtype == MSA_NVFP4)
+        return is_dense(data(d->k), 64) && is_dense(data(d->v), 64) && is_dense(scales(d->k), 8) &&
+               is_dense(scales(d->v), 8);
+    bool e4m3 = job->desc.kv_dtype == MSA_E4M3;
+    int row_bytes = e4m3 ? 128 : 256, keys = e4m3 ? 128 : 64;
+    return map_tensor(job->encode_tensor, &d->k_map, data(d->k), row_bytes, keys) &&
+           map_tensor(job->encode_tensor, &d->v_map, data(d->v), row_bytes, keys);
+}
+
+static inline decode_job make_job(const struct cuda_attention *job, int32_t clusters)
+{
+    const msa_attention_args &a = job->args;
+    const cuda_result &result = job->result;
+    decode_job d = {};
+    d.rows = job->step.rows;
+    d.pages = job->step.pages;
+    d.total_q = job->step.total_q;
+    d.topk = job->step.topk;
+    d.num_pages = (int32_t)(a.num_pages < INT32_MAX ? a.num_pages : INT32_MAX); /* ids are 32-bit */
+    d.kv_heads_a_list = job->desc.num_kv_heads / job->step.lists;
+    d.ratio = job->ratio;
+    d.clusters = clusters;
+    d.quad = job->desc.v_scale_order == MSA_SCALE_QUAD;
+    d.bf16_out = result.dtype == MSA_BF16;
+    d.error = job->step.error;
+    d.q = (const char *)a.q;
+    d.q_row_stride = a.q_row_stride;
+    d.q_head_stride = a.q_head_stride;
+    d.k = tile_source{(const uint8_t *)a.k,  (const uint8_t *)a.k_scale, a.k_page_stride,  a.k_head_stride,
+                      a.k_scale_page_stride, a.k_scale_head_stride,      a.k_token_stride, a.k_scale_token_stride};
+    d.v = tile_source{
+        (const uint8_t *)a.v,  (const uint8_t *)a.v_scale, a.v_page_stride,  a.v_head_stride,
+        a.v_scale_page_stride, a.v_scale_head_stride,      a.v_token_stride, d.quad ? 8 : a.v_scale_token_stride};
+    const float *factors[NUM_FACTORS] = {a.q_descale, a.k_descale, a.k_global_scale, a.v_descale, a.v_global_scale};
+    int64_t strides[NUM_FACTORS] = {a.q_descale_stride, a.k_descale_stride, 0, a.v_descale_stride, 0};
+    for (int i = 0; i < NUM_FACTORS; i++) {
+        d.factor[i] = factors[i];
+        d.factor_stride[i] = strides[i];
+    }
+    d.sm_scale = job->desc.sm_scale;
+    d.out = (char *)result.out;
+    d.lse = (char *)result.lse;
+    d.out_row_stride = result.out_row_stride;
+    d.out_head_stride = result.out_head_stride;
+    d.lse_row_stride = result.lse_row_stride;
+    d.lse_head_stride = result.lse_head_stride;
+    d.bulk = plan_copies(job, &d);
+    return d;
+}
+
 /* ------------------------------------------------------------------------------------------------ the start */
 
 /* A lane's page of the row's list; anything if it is a padding row. */
-static __device__ inline cuda_page load_page_of_list(const cuda_attention &job, const work &w)
+static __device__ inline cuda_page load_page_of_list(const decode_job &d, const work &w)
 {
-    const cuda_step &step = job.step;
     int lane = threadIdx.x % CUDA_WARP;
-    int64_t list = w.kv_head / (job.desc.num_kv_heads / step.lists);
-    return lane < step.topk ? step.pages[(list * step.total_q + w.row) * step.topk + lane] : cuda_page{-1, -1};
+    int64_t list = w.kv_head / d.kv_heads_a_list;
+    return lane < d.topk ? d.pages[(list * d.total_q + w.row) * d.topk + lane] : cuda_page{-1, -1};
+}
+
+/* One warp: all optional factors at once, and their products. */
+static __device__ inline void load_factors(const decode_job &d, int kv_head, float &scale, float &out_scale)
+{
+    int lane = threadIdx.x % CUDA_WARP;
+    float mine = 1;
+    if (lane < NUM_FACTORS && d.factor[lane])
+        mine = *(const float *)((const char *)d.factor[lane] + kv_head * d.factor_stride[lane]);
+    auto factor = [&](int i) { return __shfl_sync(~0u, mine, i); };
+    double logit = (double)d.sm_scale * 1.44269504088896340736 * factor(0) * factor(1) * factor(2);
+    float out = factor(3) * factor(4);
+    if (lane == 0) {
+        scale = finite_scale(logit);
+        out_scale = out;
+    }
 }
 
 /* One warp: the row's visible pages that the cache holds; each lane keeps its own if it is one of this block's. */
@@ -132,12 +200,11 @@ static __device__ inline void list_pages(const decode_job &d, const work &w, con
                                          memory<STORAGE, GROUPS> &m)
 {
     using T = tile<STORAGE>;
-    const cuda_step &step = d.job.step;
     int lane = threadIdx.x % CUDA_WARP;
-    bool there = page.logical >= 0 && page.physical >= 0 && page.physical < d.job.args.num_pages;
+    bool there = page.logical >= 0 && page.physical >= 0 && page.physical < d.num_pages;
     uint32_t mask = __ballot_sync(~0u, there);
     if (page.logical >= 0 && !there)
-        atomicOr(step.error, MSA_ERROR_BIT_PAGE_ID);
+        atomicOr(d.error, MSA_ERROR_BIT_PAGE_ID);
     if (lane == 0)
         m.count = __popc(mask);
     int part = __popc(mask & ((1u << lane) - 1)), block = part % d.clusters;
@@ -147,33 +214,30 @@ static __device__ inline void list_pages(const decode_job &d, const work &w, con
         return;
     int keys = min(position + 1 - page.logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE);
     group_memory<STORAGE, GROUPS> &own = m.group[group];
-    own.pages[i] = listed_page{page.physical, keys};
-    if (!d.bulk)
-        return;
+    if (d.bulk)
 #pragma unroll
-    for (int half = 0; half < T::PER_PAGE; half++) {
-        int n = 2 * (T::PER_PAGE * i + half);
-        uint32_t to = shared_address(own.ring) + n * T::BYTES, full = shared_address(own.full) + n * 8;
-        if (half * T::KEYS < keys && n < own.SLOTS)
-            copy_tile<STORAGE>(to, source<false>(d, w.kv_head), page.physical, half, full);
-        if (half * T::KEYS < keys && n + 1 < own.SLOTS)
-            copy_tile<STORAGE>(to + T::BYTES, source<true>(d, w.kv_head), page.physical, half, full + 8);
-    }
+        for (int half = 0; half < T::PER_PAGE; half++) {
+            int n = 2 * (T::PER_PAGE * i + half);
+            uint32_t to = shared_address(own.ring) + n * T::BYTES, full = shared_address(own.full) + n * 8;
+            if (half * T::KEYS < keys && n < own.SLOTS)
+                copy_tile<STORAGE>(to, d.k, &d.k_map, w.kv_head, page.physical, half, full);
+            if (half * T::KEYS < keys && n + 1 < own.SLOTS)
+                copy_tile<STORAGE>(to + T::BYTES, d.v, &d.v_map, w.kv_head, page.physical, half, full + 8);
+        }
+    own.pages[i] = listed_page{page.physical, keys};
 }
 
 /* One warp: the queries as operands. */
 template <storage STORAGE, bool E4M3, int GROUPS>
-static __device__ inline void stage_queries(const cuda_attention &job, const work &w, int half,
-                                            memory<STORAGE, GROUPS> &m)
+static __device__ inline void stage_queries(const decode_job &d, const work &w, int half, memory<STORAGE, GROUPS> &m)
 {
     int lane = threadIdx.x % CUDA_WARP;
     uint32_t pair[2][8];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int h = lane / 4 + 8 * r;
-        const char *row = (const char *)job.args.q + w.row * job.args.q_row_stride +
-                          ((int64_t)w.kv_head * job.ratio + h) * job.args.q_head_stride;
-        load_query_half<STORAGE, E4M3>(h < job.ratio ? row : nullptr, half, pair[r]);
+        const char *row = d.q + w.row * d.q_row_stride + ((int64_t)w.kv_head * d.ratio + h) * d.q_head_stride;
+        load_query_half<STORAGE, E4M3>(h < d.ratio ? row : nullptr, half, pair[r]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -303,9 +367,9 @@ static __device__ inline void fetch(const decode_job &d, group_memory<STORAGE, G
     int page = m.pages[n / 2 / T::PER_PAGE].physical, half = n / 2 % T::PER_PAGE;
     uint32_t to = shared_address(m.ring) + slot * T::BYTES, full = shared_address(m.full) + slot * 8;
     if (!d.bulk)
-        copy_tile_together<STORAGE>(to, source<V>(d, head), page, half, full);
+        copy_tile_together<STORAGE>(to, V ? d.v : d.k, head, page, half, full);
     else if (threadIdx.x % GROUP == 0)
-        copy_tile<STORAGE>(to, source<V>(d, head), page, half, full);
+        copy_tile<STORAGE>(to, V ? d.v : d.k, V ? &d.v_map : &d.k_map, head, page, half, full);
 }
 
 /* The pages of a group. */
@@ -328,7 +392,7 @@ static __device__ inline void attend_pages(const decode_job &d, const work &w, m
                 fetch<STORAGE, false>(d, own, n, n);
     uint32_t ring = shared_address(own.ring), full = shared_address(own.full), q = shared_address(m.q);
     uint32_t table = shared_address(m.table);
-    tile_reader reader = make_reader<STORAGE>(is_quad(d));
+    tile_reader reader = make_reader<STORAGE>(d.quad);
     asm("mov.b32 %0, 0x3C003C00;" : "=r"(reader.one)); /* 1, 1: opaque, so that it stays a product */
     uint32_t given = shared_address(&own.given);
     int slot = 0, turn = 0;
@@ -351,12 +415,13 @@ static __device__ inline void attend_pages(const decode_job &d, const work &w, m
         /* While the other warps' maxima are on their way: the first values. */
         uint32_t v_tile = next_tile();
         if (keys < T::KEYS)
-            clear_dead_values<STORAGE>(v_tile, keys, is_quad(d));
+            clear_dead_values<STORAGE>(v_tile, keys, d.quad);
         raw_values<STORAGE> raw;
         constexpr bool EARLY = T::HALF || (T::NVFP4 && GROUPS == 1); /* the others have no registers left */
         if (EARLY)
             load_values(v_tile + reader.v, v_tile + reader.v_scale, table, 0, 0, raw);
         take_maximum(own.max[i % 2], given, i % 2, max);
+        page_probabilities<TYPE, E4M3>(s, max, m.scale, own.largest[threadIdx.x / CUDA_WARP % GROUP_WARPS], o, p);
         /* The slots of this K and the V before are free. They get the next tiles in order: as SLOTS is odd, a K
          * first. */
         static_assert(SLOTS % 2);
@@ -364,7 +429,6 @@ static __device__ inline void attend_pages(const decode_job &d, const work &w, m
             fetch<STORAGE, false>(d, own, 2 * i - 1 + SLOTS, slot < 3 ? slot - 3 + SLOTS : slot - 3);
         if (2 * i + SLOTS < 2 * steps)
             fetch<STORAGE, true>(d, own, 2 * i + SLOTS, slot < 2 ? slot - 2 + SLOTS : slot - 2);
-        page_probabilities<TYPE, E4M3>(s, max, m.scale, own.largest[threadIdx.x / CUDA_WARP % GROUP_WARPS], o, p);
         constexpr int PARTS = 16 / T::PART, LOADS = T::HALF ? PARTS : 1; /* of 16 keys */
 #pragma unroll
         for (int n = 0; n < T::BLOCKS / 2 * PARTS; n++) {

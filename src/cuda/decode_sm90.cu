@@ -17,9 +17,10 @@
  * Floor: the bytes of the visible pages at 4.69 TB/s; with NVFP4 also 13 ALU operations for 8 elements of K and 28 for
  * 16 of V, a turn of two cycles each: 900 of the 1670 cycles that a page takes an SM.
  * Measured on an H200, 2026-11-29, us a call in a chain of calls in one graph, cold inputs, context 32K, 16 pages, 64/4
- * heads: batch 128 NVFP4 66, E4M3 73, BF16 136 (49, 78, 84 % of the floor's rate); batch 32 23.2, 23.4, 37.3; batch 8
- * 13.0, 12.4, 16.0; batch 1 with 16/1 heads 7.5, 7.1, 7.7. Launches that start while the one ahead drains saved 0.3 to
- * 0.7 us of that; they are not used since an address fault was seen once in a test of such a build.
+ * heads: batch 128 NVFP4 67, E4M3 73, BF16 138 (48, 78, 83 % of the floor's rate); batch 32 21.8, 22.4, 38.2; batch 8
+ * 10.8, 10.4, 14.7; batch 1 with 16/1 heads 5.2, 4.5, 5.4. There a third of the time is code that runs once a launch
+ * and waits for its instructions: loops that were unrolled took 1 us more.
+ * A launch may start while the one ahead of it drains; it waits for that before it reads or writes anything.
  */
 #include "decode_page_sm90.cuh"
 
@@ -30,6 +31,12 @@
 static __device__ inline int chunk_place(int row, int quad, int j)
 {
     return row * (MSA_HEAD_DIM / 4) + 8 * quad + (j ^ (2 * quad + row % 2));
+}
+
+/* The chunk of d that lies at place `place` of a row. */
+static __device__ inline int chunk_at(int row, int place)
+{
+    return place / 8 * 8 + (place % 8 ^ (2 * (place / 8) + row % 2));
 }
 
 static __device__ inline void write_part(const state &o, float4 *part)
@@ -66,10 +73,11 @@ static __device__ inline void add_weighted(merged &x, float weight, float4 out, 
     x.sum = fmaf(weight, sum, x.sum);
 }
 
-/* Chunk `chunk` of a row, over the block's groups and warps. */
+/* One warp, a lane a chunk: row `row` over the block's groups and warps. */
 template <storage STORAGE, int GROUPS>
-static __device__ inline merged merge_groups(const memory<STORAGE, GROUPS> &m, int row, int chunk, float scale)
+static __device__ inline merged merge_groups(const memory<STORAGE, GROUPS> &m, int row, float scale)
 {
+    int lane = threadIdx.x % CUDA_WARP;
     merged x = {make_float4(0, 0, 0, 0), m.group[0].reference[row], 0};
 #pragma unroll
     for (int group = 1; group < GROUPS; group++)
@@ -81,49 +89,46 @@ static __device__ inline merged merge_groups(const memory<STORAGE, GROUPS> &m, i
         for (int warp = 0; warp < GROUP_WARPS; warp++)
             add_weighted(x, weight,
                          *((const float4 *)((const char *)m.group[group].ring + warp * PART_BYTES) +
-                           row * (MSA_HEAD_DIM / 4) + chunk),
+                           row * (MSA_HEAD_DIM / 4) + lane),
                          m.group[group].sum[warp][row]);
     }
     return x;
 }
 
-/* Of the blocks of a cluster, in their order. */
+/* One warp, a lane a chunk: a row over the blocks of a cluster, whose weights a lane each finds. */
 template <storage STORAGE, int GROUPS>
-static __device__ inline merged merge_blocks(const memory<STORAGE, GROUPS> &m, int blocks, int row, int chunk,
-                                             float scale)
+static __device__ inline merged merge_blocks(const memory<STORAGE, GROUPS> &m, int blocks, int row, float scale)
 {
-    int rows = ROWS / blocks; /* of each block, one behind the other */
-    merged x = {make_float4(0, 0, 0, 0), -INFINITY, 0};
+    int lane = threadIdx.x % CUDA_WARP, rows = ROWS / blocks; /* of each block, one behind the other */
+    float2 state = lane < blocks ? m.state[lane * rows + row] : make_float2(-INFINITY, 0);
+    merged x = {make_float4(0, 0, 0, 0), state.x, 0};
 #pragma unroll
-    for (int b = 0; b < MOST_BLOCKS; b++)
-        if (b < blocks)
-            x.reference = fmaxf(x.reference, m.state[b * rows + row].x);
-#pragma unroll
-    for (int b = 0; b < MOST_BLOCKS; b++)
-        if (b < blocks) {
-            float2 state = m.state[b * rows + row];
-            add_weighted(x, move_reference(state.x, x.reference, scale), m.out[b * rows + row][chunk], state.y);
-        }
+    for (int with = 1; with < MOST_BLOCKS; with *= 2)
+        x.reference = fmaxf(x.reference, __shfl_xor_sync(~0u, x.reference, with));
+    x.reference = __shfl_sync(~0u, x.reference, 0); /* the lanes behind the blocks have none */
+    float weight = move_reference(state.x, x.reference, scale);
+#pragma unroll 4
+    for (int b = 0; b < blocks; b++)
+        add_weighted(x, __shfl_sync(~0u, weight, b), m.out[b * rows + row][lane], __shfl_sync(~0u, state.y, b));
     return x;
 }
 
-/* Elements 4 * chunk ... of head `head` of the work's 16. */
+/* Elements d ... d + 3 of head `head` of the work's 16. */
 template <bool E4M3>
-static __device__ inline void write_result(const cuda_attention &job, const work &w, int head, int d, const merged &x,
+static __device__ inline void write_result(const decode_job &job, const work &w, int head, int d, const merged &x,
                                            float scale, float out_scale)
 {
     if (head >= job.ratio)
         return;
-    const cuda_result &result = job.result;
     int64_t index = (int64_t)w.kv_head * job.ratio + head;
     float factor = x.sum == 0 ? 0.0f : out_scale / x.sum; /* 0: the row saw nothing */
     float a = finish(x.out.x, factor), b = finish(x.out.y, factor), c = finish(x.out.z, factor),
           e = finish(x.out.w, factor);
-    *(uint2 *)((char *)result.out + w.row * result.out_row_stride + index * result.out_head_stride + 2 * d) =
-        result.dtype == MSA_BF16 ? make_uint2(pack_pair<OPERAND_BF16>(a, b), pack_pair<OPERAND_BF16>(c, e))
-                                 : make_uint2(pack_pair<OPERAND_F16>(a, b), pack_pair<OPERAND_F16>(c, e));
-    if (result.lse && d == 0)
-        *(float *)((char *)result.lse + w.row * result.lse_row_stride + index * result.lse_head_stride) =
+    *(uint2 *)(job.out + w.row * job.out_row_stride + index * job.out_head_stride + 2 * d) =
+        job.bf16_out ? make_uint2(pack_pair<OPERAND_BF16>(a, b), pack_pair<OPERAND_BF16>(c, e))
+                     : make_uint2(pack_pair<OPERAND_F16>(a, b), pack_pair<OPERAND_F16>(c, e));
+    if (job.lse && d == 0)
+        *(float *)(job.lse + w.row * job.lse_row_stride + index * job.lse_head_stride) =
             x.sum == 0 ? -INFINITY : x.reference * scale * 0.693147181f + logf(x.sum / (E4M3 ? 448.0f : 1.0f));
 }
 
@@ -135,7 +140,6 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     extern __shared__ __align__(1024) char shared[];
     using T = tile<STORAGE>;
     memory<STORAGE, GROUPS> &m = *(memory<STORAGE, GROUPS> *)shared;
-    const cuda_attention &job = d.job;
     int warp = uniform(threadIdx.x / CUDA_WARP), lane = threadIdx.x % CUDA_WARP;
     work w = find_work(d);
     if (threadIdx.x == 0) {
@@ -160,10 +164,16 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     if (T::NVFP4 && warp > 0)
         for (int i = threadIdx.x - CUDA_WARP; i < 256; i += GROUPS * GROUP - CUDA_WARP)
             m.table[i] = scaled_magnitudes((uint32_t)i);
-    cuda_row where = job.step.rows[w.row];
+    if (threadIdx.x == GROUP - 1) /* brings the parameters while the launch ahead ends */
+        m.touched = (uint32_t)((uintptr_t)d.q ^ (uintptr_t)d.k.data ^ (uintptr_t)d.v.data ^ (uintptr_t)d.factor[0] ^
+                               (uintptr_t)d.out);
+    grid_wait(); /* what this launch reads and writes, the one ahead of it may still write and read */
+    cuda_row where = d.rows[w.row];
     cuda_page page = {-1, -1};
     if (warp == 0) /* on its way together with the row */
-        page = load_page_of_list(job, w);
+        page = load_page_of_list(d, w);
+    else if (warp == GROUP_WARPS - 1)
+        load_factors(d, w.kv_head, m.scale, m.out_scale);
     if (where.request < 0) {
         if (d.clusters > 1)
             cluster_wait();
@@ -172,11 +182,7 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     if (warp == 0)
         list_pages<STORAGE, GROUPS>(d, w, page, where.position, m);
     else if (warp <= 2)
-        stage_queries<STORAGE, E4M3, GROUPS>(job, w, warp - 1, m);
-    if (threadIdx.x == GROUP - 1) {
-        m.scale = logit_scale(job, w.kv_head);
-        m.out_scale = output_scale(job, w.kv_head);
-    }
+        stage_queries<STORAGE, E4M3, GROUPS>(d, w, warp - 1, m);
     grid_release();
     for (int i = threadIdx.x; i < GROUPS * GROUP_WARPS * ROWS; i += GROUPS * GROUP)
         m.group[i / (GROUP_WARPS * ROWS)].largest[0][i % (GROUP_WARPS * ROWS)] = -INFINITY;
@@ -201,30 +207,30 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     if (d.clusters > 1)
         cluster_wait(); /* all blocks have started */
     __syncthreads();
-#pragma unroll
-    for (int i = threadIdx.x; i < ROWS * MSA_HEAD_DIM / 4; i += GROUPS * GROUP) {
-        int row = i / (MSA_HEAD_DIM / 4), chunk = i % (MSA_HEAD_DIM / 4), quad = chunk / 8;
-        int at = 8 * quad + (chunk % 8 ^ (2 * quad + row % 2)); /* the chunk of d that lies there */
-        merged x = merge_groups(m, row, chunk, m.scale);
-        if (d.clusters == 1) {
-            write_result<E4M3>(job, w, row, 4 * at, x, m.scale, m.out_scale);
-            continue;
-        }
-        int rows = ROWS / d.clusters, owner = row / rows, place = w.rank * rows + row % rows;
+    /* Loops stay loops: what runs once a launch waits for its instructions more than for anything else. */
+    constexpr int WARPS = GROUPS * GROUP_WARPS;
+    if (d.clusters == 1) {
+#pragma unroll 1
+        for (int row = warp; row < d.ratio; row += WARPS)
+            write_result<E4M3>(d, w, row, 4 * chunk_at(row, lane), merge_groups(m, row, m.scale), m.scale, m.out_scale);
+        return;
+    }
+    int rows = ROWS / d.clusters; /* that a block owns */
+#pragma unroll 1
+    for (int row = warp; row < ROWS; row += WARPS) {
+        merged x = merge_groups(m, row, m.scale);
+        int owner = row / rows, place = w.rank * rows + row % rows;
         uint32_t barrier = cluster_address(shared_address(&m.merged), owner);
-        store_async(cluster_address(shared_address(&m.out[place][at]), owner), x.out, barrier);
-        if (chunk == 0)
+        store_async(cluster_address(shared_address(&m.out[place][chunk_at(row, lane)]), owner), x.out, barrier);
+        if (lane == 0)
             store_async(cluster_address(shared_address(&m.state[place]), owner), make_float2(x.reference, x.sum),
                         barrier);
     }
-    if (d.clusters == 1)
-        return;
     barrier_wait(shared_address(&m.merged), 0);
-    for (int i = threadIdx.x; i < ROWS / d.clusters * (MSA_HEAD_DIM / 4); i += GROUPS * GROUP) {
-        int row = i / (MSA_HEAD_DIM / 4), chunk = i % (MSA_HEAD_DIM / 4);
-        merged x = merge_blocks(m, d.clusters, row, chunk, m.scale);
-        write_result<E4M3>(job, w, w.rank * (ROWS / d.clusters) + row, 4 * chunk, x, m.scale, m.out_scale);
-    }
+#pragma unroll 1
+    for (int row = warp; row < rows; row += WARPS)
+        write_result<E4M3>(d, w, w.rank * rows + row, 4 * lane, merge_blocks(m, d.clusters, row, m.scale), m.scale,
+                           m.out_scale);
 }
 
 /* ------------------------------------------------------------------------------------------------ the plan */
@@ -259,6 +265,10 @@ static bool plan_decode(struct cuda_attention *job)
 {
     if (job->desc.partials || job->desc.strategy == MSA_STRATEGY_PAGE_MAJOR)
         return attention_smxx.plan(job);
+    if (shares_pages(job)) {
+        job->kernel = &decode_shared_sm90;
+        return decode_shared_sm90.plan(job);
+    }
     shape s = choose_shape(job);
     job->num_splits = s.clusters * s.groups;
     job->pages_per_split = (job->desc.topk + job->num_splits - 1) / job->num_splits;
@@ -268,30 +278,8 @@ static bool plan_decode(struct cuda_attention *job)
 
 /* ------------------------------------------------------------------------------------------------ launchers */
 
-/* Whether the copy engine can fetch tiles; makes the maps that it needs for it. */
-static bool plan_copies(decode_job *d)
-{
-    const struct cuda_attention *job = &d->job;
-    const msa_attention_args &a = job->args;
-    int64_t heads = job->desc.num_kv_heads, pages = a.num_pages;
-    tensor_layout k = {a.k, a.k_token_stride, a.k_head_stride, a.k_page_stride, heads, pages};
-    tensor_layout v = {a.v, a.v_token_stride, a.v_head_stride, a.v_page_stride, heads, pages};
-    if (job->desc.kv_dtype == MSA_NVFP4) {
-        tensor_layout k_scale = {a.k_scale, a.k_scale_token_stride, a.k_scale_head_stride, a.k_scale_page_stride, heads,
-                                 pages};
-        tensor_layout v_scale = {
-            a.v_scale, is_quad(*d) ? 8 : a.v_scale_token_stride, a.v_scale_head_stride, a.v_scale_page_stride, heads,
-            pages};
-        return is_dense(k, 64) && is_dense(v, 64) && is_dense(k_scale, 8) && is_dense(v_scale, 8);
-    }
-    bool e4m3 = job->desc.kv_dtype == MSA_E4M3;
-    int row_bytes = e4m3 ? 128 : 256, keys = e4m3 ? 128 : 64;
-    return map_tensor(job->encode_tensor, &d->k_map, k, row_bytes, keys) &&
-           map_tensor(job->encode_tensor, &d->v_map, v, row_bytes, keys);
-}
-
 template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS>
-static cudaError_t launch_attend(const decode_job &d, cudaStream_t stream)
+static cudaError_t launch_attend(const struct cuda_attention *job, const decode_job &d, cudaStream_t stream)
 {
     auto kernel = attend<STORAGE, TYPE, E4M3, GROUPS>;
     using M = memory<STORAGE, GROUPS>;
@@ -301,44 +289,43 @@ static cudaError_t launch_attend(const decode_job &d, cudaStream_t stream)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error)
         return error;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {(unsigned)d.clusters, 1, 1};
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {(unsigned)d.clusters, 1, 1};
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(d.job.step.total_q * d.clusters), (unsigned)d.job.desc.num_kv_heads);
+    config.gridDim = dim3((unsigned)(d.total_q * d.clusters), (unsigned)job->desc.num_kv_heads);
     config.blockDim = dim3(GROUPS * GROUP);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = d.clusters > 1 ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = d.clusters > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, d);
 }
 
 template <storage STORAGE, operand TYPE, bool E4M3>
-static cudaError_t launch_shape(const decode_job &d, int groups, cudaStream_t stream)
+static cudaError_t launch_shape(const struct cuda_attention *job, cudaStream_t stream)
 {
-    return groups == 4   ? launch_attend<STORAGE, TYPE, E4M3, 4>(d, stream)
-           : groups == 2 ? launch_attend<STORAGE, TYPE, E4M3, 2>(d, stream)
-                         : launch_attend<STORAGE, TYPE, E4M3, 1>(d, stream);
+    shape s = choose_shape(job);
+    decode_job d = make_job(job, s.clusters);
+    return s.groups == 4   ? launch_attend<STORAGE, TYPE, E4M3, 4>(job, d, stream)
+           : s.groups == 2 ? launch_attend<STORAGE, TYPE, E4M3, 2>(job, d, stream)
+                           : launch_attend<STORAGE, TYPE, E4M3, 1>(job, d, stream);
 }
 
 static cudaError_t run_decode(const struct cuda_attention *job, cudaStream_t stream)
 {
     if (job->desc.partials)
         return attention_smxx.run(job, stream);
-    shape s = choose_shape(job);
-    decode_job d = {};
-    d.job = *job;
-    d.clusters = s.clusters;
-    d.bulk = plan_copies(&d);
     msa_dtype q = job->desc.q_dtype, kv = job->desc.kv_dtype;
     if (q == MSA_E4M3)
-        return kv == MSA_E4M3 ? launch_shape<STORAGE_E4M3, OPERAND_F16, true>(d, s.groups, stream)
-                              : launch_shape<STORAGE_NVFP4_E4M3, OPERAND_F16, true>(d, s.groups, stream);
+        return kv == MSA_E4M3 ? launch_shape<STORAGE_E4M3, OPERAND_F16, true>(job, stream)
+                              : launch_shape<STORAGE_NVFP4_E4M3, OPERAND_F16, true>(job, stream);
     if (q == MSA_BF16)
-        return launch_shape<STORAGE_HALF, OPERAND_BF16, false>(d, s.groups, stream);
-    return kv == MSA_FP16 ? launch_shape<STORAGE_HALF, OPERAND_F16, false>(d, s.groups, stream)
-                          : launch_shape<STORAGE_E4M3, OPERAND_F16, false>(d, s.groups, stream);
+        return launch_shape<STORAGE_HALF, OPERAND_BF16, false>(job, stream);
+    return kv == MSA_FP16 ? launch_shape<STORAGE_HALF, OPERAND_F16, false>(job, stream)
+                          : launch_shape<STORAGE_E4M3, OPERAND_F16, false>(job, stream);
 }
 
 const struct cuda_attention_kernel decode_sm90 = {plan_decode, nullptr, run_decode};

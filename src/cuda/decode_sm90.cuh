@@ -42,41 +42,42 @@ template <storage STORAGE> struct tile {
     }
 };
 
-/* K's pages of one head, or V's. */
+/* K's pages, or V's. 64 bytes, a line of the constant cache. */
 struct tile_source {
     const uint8_t *data, *scale;
-    int64_t page_stride, token_stride, scale_page_stride, scale_token_stride;
-    const CUtensorMap *map; /* E4M3, 16-bit: if boxes fit */
-    int32_t head;
+    int64_t page_stride, head_stride, scale_page_stride, scale_head_stride, token_stride, scale_token_stride;
 };
 
 /* ------------------------------------------------------------------------------------------------ copies */
 
-/* By one thread. `part`: which half of the page, 16-bit types. */
+/* By one thread. `map`: E4M3, 16-bit; `part`: which half of the page, 16-bit. */
 template <storage STORAGE>
-static __device__ inline void copy_tile(uint32_t to, const tile_source &from, int page, int part, uint32_t barrier)
+static __device__ inline void copy_tile(uint32_t to, const tile_source &from, const CUtensorMap *map, int head,
+                                        int page, int part, uint32_t barrier)
 {
     using T = tile<STORAGE>;
     barrier_expect(barrier, T::BYTES);
     if constexpr (T::NVFP4) {
-        copy_bulk(to, from.data + page * from.page_stride, SCALES, barrier);
-        copy_bulk(to + SCALES, from.scale + page * from.scale_page_stride, 1024, barrier);
+        copy_bulk(to, from.data + page * from.page_stride + head * from.head_stride, SCALES, barrier);
+        copy_bulk(to + SCALES, from.scale + page * from.scale_page_stride + head * from.scale_head_stride, 1024,
+                  barrier);
     } else {
-        copy_box(to, from.map, 0, part * T::KEYS, from.head, page, barrier);
+        copy_box(to, map, 0, part * T::KEYS, head, page, barrier);
         if (T::HALF)
-            copy_box(to + T::BYTES / 2, from.map, 128, part * T::KEYS, from.head, page, barrier);
+            copy_box(to + T::BYTES / 2, map, 128, part * T::KEYS, head, page, barrier);
     }
 }
 
 /* By a group's threads, each of which arrives at the barrier. */
 template <storage STORAGE>
-static __device__ inline void copy_tile_together(uint32_t to, const tile_source &from, int page, int part,
+static __device__ inline void copy_tile_together(uint32_t to, const tile_source &from, int head, int page, int part,
                                                  uint32_t barrier)
 {
     using T = tile<STORAGE>;
     constexpr int IN_ROW = T::NVFP4 ? 4 : T::HALF ? 16 : 8;
     int thread = threadIdx.x % GROUP, chunk = thread % IN_ROW;
-    const uint8_t *data = from.data + page * from.page_stride + part * T::KEYS * from.token_stride;
+    const uint8_t *data =
+        from.data + page * from.page_stride + head * from.head_stride + part * T::KEYS * from.token_stride;
 #pragma unroll 1
     for (int key = thread / IN_ROW; key < T::KEYS; key += GROUP / IN_ROW) {
         int place =
@@ -84,8 +85,8 @@ static __device__ inline void copy_tile_together(uint32_t to, const tile_source 
         copy_async_16(to + place, data + key * from.token_stride + chunk * 16);
     }
     if (T::NVFP4)
-        copy_async_8(to + SCALES + thread * 8,
-                     from.scale + page * from.scale_page_stride + thread * from.scale_token_stride);
+        copy_async_8(to + SCALES + thread * 8, from.scale + page * from.scale_page_stride +
+                                                   head * from.scale_head_stride + thread * from.scale_token_stride);
     copy_async_arrive(barrier);
 }
 
@@ -146,11 +147,13 @@ static __device__ inline void widen_key(uint32_t codes, uint2 entry, uint32_t on
     widen_4(odd, pair[2], pair[3]);
 }
 
-/* Four codes (16 bits) of a block to E4M3, in order. The sign bits go to the bytes by the permutation that spreads
- * them. */
-static __device__ inline uint32_t widen_in_order(uint32_t codes, uint2 entry)
+/* Eight codes of a block to E4M3, in order. The signs go to the bytes by the permutation that spreads them. */
+static __device__ inline uint2 widen_in_order(uint32_t codes, uint2 entry, uint32_t one)
 {
-    return permute(entry.x, entry.y, codes & 0x7777) ^ (permute(codes << 4, codes, 0xD9C8) & 0x80808080);
+    uint32_t magnitude = codes & 0x77777777, even = codes << 4;
+    return make_uint2(permute(entry.x, entry.y, magnitude) ^ (permute(even, codes, 0xD9C8) & 0x80808080),
+                      permute(entry.x, entry.y, upper_half(magnitude, one)) ^
+                          (permute(even, codes, 0xFBEA) & 0x80808080));
 }
 
 /* Four of the eight codes each of the keys a and b, the lower or the upper ones, to pairs (a, b). */

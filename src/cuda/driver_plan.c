@@ -108,6 +108,7 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
                                    .num_sms = device->num_sms,
                                    .decode = decode,
                                    .dependent_launch = plan->context->compute_capability >= 90,
+                                   .kernel = kernel,
                                    .num_splits = 1,
                                    .pages_per_split = desc->topk,
                                    .strategy = "query-major",
@@ -119,8 +120,8 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
     if (!kernel->plan(job))
         return fail(MSA_ERROR_UNSUPPORTED, "strategy = %s: %s has another one only",
                     desc->strategy == MSA_STRATEGY_PAGE_MAJOR ? "page-major" : "query-major", cuda_kernel_name(kernel));
-    own->attention.kernel = kernel;
-    plan->kernel = cuda_kernel_name(kernel);
+    own->attention.kernel = job->kernel;
+    plan->kernel = cuda_kernel_name(job->kernel);
     bool merges = job->num_splits > 1 && !desc->partials && !job->merges_itself;
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s%s%s", plan->kernel, cuda_kernel_name(device->kernels.prepare),
              merges ? ", " : "", merges ? cuda_kernel_name(device->kernels.merge) : "");

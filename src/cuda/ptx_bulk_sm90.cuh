@@ -72,13 +72,6 @@ static __device__ inline uint32_t load_shared_8(uint32_t address)
     return x;
 }
 
-static __device__ inline uint32_t load_shared_16(uint32_t address)
-{
-    uint16_t x;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(address));
-    return x;
-}
-
 static __device__ inline uint2 load_shared_64(uint32_t address)
 {
     uint2 x;

@@ -3,9 +3,10 @@
  * score_decode_sm90.cu - decode indexer scores for Hopper: score[h][i][p] = max over the page's 128 tokens of
  * dot(index_q[i][h], index_k[token]), for exactly the history pages p of each row; FP8, BF16 and NVFP4 keys.
  *
- * Arithmetic: that of index_smxx. Operands widen exactly to F16 (E4M3, NVFP4 rounded to E4M3) or stay BF16; mma.sync,
- * FP32 accumulation, d ascending by 16. Within such a step the order of d is free, so a lane takes the four elements
- * that it finds together. The bits are index_smxx's, whatever the tile. A NaN never becomes the maximum.
+ * Arithmetic: operands widen exactly to F16 (E4M3, NVFP4 rounded to E4M3) or stay BF16; mma.sync, FP32 accumulation in
+ * steps of 16. E4M3 and BF16: d ascending; the order within a step is free, so a lane takes the four elements that it
+ * finds together. NVFP4: a lane finds 32 codes together, and step i takes the elements 32c + 4i .. 4i+3, c = 0..3. The
+ * bits are those of score_sm90 in `exact`, whatever the tile. A NaN never becomes the maximum.
  *
  * The keys are the products' rows, the (query, head) pairs of a tile, 16 at a time, their columns: with one head and
  * one new token a page costs 64 products, and memory is what it waits for. prepare cuts the list of (tile, page) pairs
@@ -15,8 +16,8 @@
  *
  * Floor: the bytes of the history pages at 4.69 TB/s.
  * Measured on an H200, 2026-11-29, us a call with selection in a chain of calls in one graph, cold inputs: FP8, 1 head:
- * batch 1 at 8K 5.7, 32K 6.4, 128K 10.3; batch 8 at 128K 42; batch 128 at 128K 534 (86 % of the read rate); 4 heads,
- * batch 32 at 32K 44. NVFP4, which spends its time in shared memory: batch 128 at 128K 644.
+ * batch 1 at 8K 5.2, 32K 6.2, 128K 10; batch 8 at 128K 40.5; batch 128 at 128K 517 to 524 (87 % of the read rate);
+ * 4 heads, batch 32 at 32K 40.5. NVFP4, which is bound by its conversions: batch 128 at 128K 407.
  */
 #include "decode_sm90.cuh"
 #include "step.cuh"
@@ -24,27 +25,48 @@
 
 #include <math.h>
 
-enum { GROUPS = 3, THREADS = GROUPS * GROUP, TILE_ROWS = 16, MOST_HEADS = 64, COLUMNS = 8 /* of a product */ };
+enum { GROUPS = 4, THREADS = GROUPS * GROUP, TILE_ROWS = 16, MOST_HEADS = 64, COLUMNS = 8 /* of a product */ };
 
 /* A part of the work: `pages` pages from `first_page` of tile `tile` on, and so on in the tiles behind it. */
-struct part {
+struct extent {
     cuda_tile tile;
     int32_t index, first_page, pages, reserved;
 };
 
-struct index_job {
-    cuda_index job;
-    CUtensorMap map; /* E4M3, BF16 */
+/* With its first physical pages, as far as they are the first tile's, so that copies start before the page table is
+ * seen; -1 behind them. */
+enum { FIRST_IDS = 8 };
+struct part {
+    extent all;
+    int32_t ids[FIRST_IDS];
+};
+
+/* What the kernel needs of a job, in the order in which it does: a launch's first look at each line of 64 bytes of its
+ * parameters takes as long as one at memory. */
+struct score_job {
+    const part *parts;
+    const cuda_tile *tiles;
+    const char *page_table, *index_q;
+    int64_t page_table_stride, index_q_row_stride, index_q_head_stride;
+    int32_t heads, max_pages;
+    tile_source k;
+    char *scores;
+    int64_t scores_row_stride, scores_head_stride;
+    uint32_t *error;
+    int32_t num_pages;
     bool bulk;       /* tiles are copied by the copy engine */
+    CUtensorMap map; /* E4M3, BF16 */
 };
 
 template <storage STORAGE> struct memory {
-    static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 6 : 4;
+    static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 2; /* more than 2 of 16 KB make the first ones late */
+    static_assert(SLOTS <= FIRST_IDS);
     uint8_t ring[GROUPS][SLOTS][tile<STORAGE>::BYTES];
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
     float part[GROUPS][2][GROUP_WARPS][MOST_HEADS]; /* maxima of the warps */
     int32_t absent[GROUPS][SLOTS];                  /* the table names no page of the cache: the score is -inf */
     uint64_t full[GROUPS][SLOTS];
+    uint32_t touched; /* see score_parts */
 };
 
 /* ------------------------------------------------------------------------------------------------ the parts */
@@ -74,25 +96,33 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
             else
                 high = middle;
         }
-        parts[p] =
-            total ? part{step.tiles[low], low, (int32_t)(first - before[low]), (int32_t)(end - first), 0} : part{};
+        part own = {};
+        if (total)
+            own.all = extent{step.tiles[low], low, (int32_t)(first - before[low]), (int32_t)(end - first), 0};
+        const extent &e = own.all;
+        const int32_t *table =
+            (const int32_t *)((const char *)step.page_table + e.tile.request * step.page_table_stride);
+        int32_t last = min(history_pages(step, e.tile), e.first_page + e.pages);
+#pragma unroll
+        for (int i = 0; i < FIRST_IDS; i++)
+            own.ids[i] = e.first_page + i < last ? table[e.first_page + i] : -1;
+        parts[p] = own;
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ queries */
 
 /* Which row of the tile a column is; NULL: none. */
-static __device__ inline const char *query_row(const cuda_index &job, const cuda_tile &tile, int column)
+static __device__ inline const char *query_row(const score_job &d, const cuda_tile &tile, int column)
 {
-    int heads = job.desc.num_index_heads, query = column / heads, head = column % heads;
+    int heads = d.heads, query = column / heads, head = column % heads;
     return query < tile.num_rows
-               ? (const char *)job.args.index_q + (tile.first_row + query) * job.args.index_q_row_stride +
-                     head * job.args.index_q_head_stride
+               ? d.index_q + (tile.first_row + query) * d.index_q_row_stride + head * d.index_q_head_stride
                : nullptr;
 }
 
-/* Eight rows as the products' b operands: lane (g, t) holds of row g, step c, the elements 16c + 4t .. 4t+3 (8 bits) or
- * 16c + 2t, +1, +8, +9. */
+/* Eight rows as the products' b operands: lane (g, t) holds of row g, step c, the elements 16c + 4t .. 4t+3 (E4M3),
+ * 32t + 4c .. 4c+3 (NVFP4) or 16c + 2t, +1, +8, +9 (16 bits). */
 template <storage STORAGE> static __device__ inline void load_columns(const char *row, uint32_t (&q)[8][2])
 {
     int t = threadIdx.x % 4;
@@ -101,6 +131,9 @@ template <storage STORAGE> static __device__ inline void load_columns(const char
         if constexpr (tile<STORAGE>::HALF) {
             q[c][0] = row ? *(const uint32_t *)(row + 32 * c + 4 * t) : 0;
             q[c][1] = row ? *(const uint32_t *)(row + 32 * c + 16 + 4 * t) : 0;
+        } else if constexpr (tile<STORAGE>::NVFP4) { /* in widen_key's order */
+            uint32_t codes = row ? *(const uint32_t *)(row + 32 * t + 4 * c) : 0;
+            widen_4(permute(codes, codes, 0x3120), q[c][0], q[c][1]);
         } else {
             widen_4(row ? *(const uint32_t *)(row + 16 * c + 4 * t) : 0, q[c][0], q[c][1]);
         }
@@ -109,35 +142,57 @@ template <storage STORAGE> static __device__ inline void load_columns(const char
 
 /* ------------------------------------------------------------------------------------------------ one tile of keys */
 
-/* 16 keys, steps 2c and 2c + 1 (8 bits) or step c (16 bits), as a operands. */
+/* NVFP4: what a lane (g, t) takes of the keys first_key + g and + 8: 32 codes from 32t on, and the table entries of
+ * their two blocks. */
+struct raw_keys {
+    uint4 codes[2];
+    uint2 entry[2][2];
+};
+
+static __device__ inline raw_keys load_raw(uint32_t tile_at, uint32_t table, int first_key)
+{
+    int lane = threadIdx.x % CUDA_WARP, g = lane / 4, t = lane % 4;
+    raw_keys raw;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t key = (uint32_t)(first_key + 8 * r + g);
+        raw.codes[r] = load_shared_128(tile_at + key * 64 + 16 * t);
+#pragma unroll
+        for (int block = 0; block < 2; block++)
+            raw.entry[r][block] = load_shared_64(table + load_shared_8(tile_at + SCALES + key * 8 + 2 * t + block) * 8);
+    }
+    return raw;
+}
+
+/* Steps 2c and 2c + 1 of them, as a operands. */
+static __device__ inline void widen_raw(const raw_keys &raw, uint32_t one, int c, uint32_t (&a)[2][4])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint4 &codes = raw.codes[r];
+        uint32_t pair[4]; /* elements (0,2) (4,6) (1,3) (5,7) */
+        widen_key(c == 0 ? codes.x : c == 1 ? codes.y : c == 2 ? codes.z : codes.w, raw.entry[r][c / 2], one, pair);
+        a[0][r] = pair[0], a[0][2 + r] = pair[2];
+        a[1][r] = pair[1], a[1][2 + r] = pair[3];
+    }
+}
+
+/* E4M3, 16 bits: 16 keys, steps 2c and 2c + 1 (8 bits) or step c (16 bits), as a operands. */
 template <storage STORAGE>
-static __device__ inline void load_rows(uint32_t tile_at, uint32_t table, int first_key, int c, uint32_t (&a)[2][4])
+static __device__ inline void load_rows(uint32_t tile_at, int first_key, int c, uint32_t (&a)[2][4])
 {
     using T = tile<STORAGE>;
-    int lane = threadIdx.x % CUDA_WARP, g = lane / 4, t = lane % 4;
-    if constexpr (T::NVFP4) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int key = first_key + 8 * r + g, block = 2 * c + i;
-                uint32_t codes = load_shared_16(tile_at + key * 64 + block * 8 + 2 * t);
-                uint2 entry = load_shared_64(table + load_shared_8(tile_at + SCALES + key * 8 + block) * 8);
-                widen_4(widen_in_order(codes, entry), a[i][r], a[i][2 + r]);
-            }
+    /* E4M3: matrices of keys 0-7 and 8-15 at chunk 2c, then at 2c + 1; 16 bits: the two chunks of a step. */
+    int lane = threadIdx.x % CUDA_WARP, key = first_key + lane % 16, chunk = 2 * c + lane / 16;
+    uint32_t m[4], place = key * 128 + ((chunk % 8 ^ key % 8) << 4);
+    load_matrices(m, tile_at + (T::HALF ? chunk / 8 * (T::BYTES / 2) : 0) + place);
+    if constexpr (T::HALF) {
+        a[0][0] = m[0], a[0][1] = m[1], a[0][2] = m[2], a[0][3] = m[3];
     } else {
-        /* E4M3: matrices of keys 0-7 and 8-15 at chunk 2c, then at 2c + 1; 16 bits: the two chunks of a step. */
-        int key = first_key + lane % 16, chunk = 2 * c + lane / 16;
-        uint32_t m[4], place = key * 128 + ((chunk % 8 ^ key % 8) << 4);
-        load_matrices(m, tile_at + (T::HALF ? chunk / 8 * (T::BYTES / 2) : 0) + place);
-        if constexpr (T::HALF) {
-            a[0][0] = m[0], a[0][1] = m[1], a[0][2] = m[2], a[0][3] = m[3];
-        } else {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                widen_4(m[2 * i], a[i][0], a[i][2]);
-                widen_4(m[2 * i + 1], a[i][1], a[i][3]);
-            }
+        for (int i = 0; i < 2; i++) {
+            widen_4(m[2 * i], a[i][0], a[i][2]);
+            widen_4(m[2 * i + 1], a[i][1], a[i][3]);
         }
     }
 }
@@ -145,7 +200,7 @@ static __device__ inline void load_rows(uint32_t tile_at, uint32_t table, int fi
 /* The maxima of COLUMN_BLOCKS * 8 rows over the warp's keys; a lane has those of the rows 2t and 2t + 1, over its
  * keys. */
 template <storage STORAGE, int COLUMN_BLOCKS>
-static __device__ inline void score_tile(uint32_t tile_at, uint32_t table, const uint32_t (&q)[2][8][2],
+static __device__ inline void score_tile(uint32_t tile_at, uint32_t table, uint32_t one, const uint32_t (&q)[2][8][2],
                                          float (&best)[2][2])
 {
     using T = tile<STORAGE>;
@@ -154,10 +209,16 @@ static __device__ inline void score_tile(uint32_t tile_at, uint32_t table, const
 #pragma unroll
     for (int rows = 0; rows < T::WARP_KEYS; rows += 16) {
         float s[COLUMN_BLOCKS][4] = {};
+        raw_keys raw;
+        if (T::NVFP4)
+            raw = load_raw(tile_at, table, first + rows);
 #pragma unroll
         for (int c = 0; c < (T::HALF ? 8 : 4); c++) {
             uint32_t a[2][4];
-            load_rows<STORAGE>(tile_at, table, first + rows, c, a);
+            if constexpr (T::NVFP4)
+                widen_raw(raw, one, c, a);
+            else
+                load_rows<STORAGE>(tile_at, first + rows, c, a);
 #pragma unroll
             for (int i = 0; i < (T::HALF ? 1 : 2); i++)
 #pragma unroll
@@ -174,156 +235,188 @@ static __device__ inline void score_tile(uint32_t tile_at, uint32_t table, const
     }
 }
 
-/* ------------------------------------------------------------------------------------------ the pages of a tile */
+/* ------------------------------------------------------------------------------------------------ fetching */
 
-/* The first warp of a group, lane l: physical pages of logical ones; -1 past the end. */
-static __device__ inline int32_t load_page_id(const int32_t *table, int32_t page, int32_t end)
-{
-    return page < end ? table[page] : -1;
-}
+/* Walks a part's pages ahead of the products, from tile to tile. By the first warp of a group, or by all its warps
+ * where all threads copy. */
+template <storage STORAGE> struct fetcher {
+    using T = tile<STORAGE>;
+    const int32_t *table;
+    int32_t index, base, page, end; /* the tile; its pages: where it was entered, the next one, past the last one */
+    int32_t half, left;             /* left: pages of the part */
+    int32_t ids, next_ids;          /* lane l: physical pages base + 32n + l, and 32 on */
+    bool early;                     /* ids: only the part's first ones are there */
 
-/* Pages [page, end) of a tile. `slot`, `turn` and `done`, the pages so far, go on from one call to the next: maxima
- * take turns in two places, and the warp that reads one may be a page behind those that write the other. */
+    __device__ int32_t load_id(int32_t of) const
+    {
+        of += (int32_t)threadIdx.x % CUDA_WARP;
+        return of < end ? table[of] : -1;
+    }
+
+    __device__ void enter(const score_job &d, const cuda_tile &t, int32_t first)
+    {
+        base = page = first;
+        end = min(history_pages(d.max_pages, t), first + left);
+        table = (const int32_t *)(d.page_table + t.request * d.page_table_stride);
+        load_ids();
+    }
+
+    __device__ void load_ids()
+    {
+        ids = load_id(base);
+        next_ids = load_id(base + CUDA_WARP);
+        early = false;
+    }
+
+    /* Fills the ring. */
+    __device__ void start(const score_job &d, const extent &p, int32_t first_ids, memory<STORAGE> &m)
+    {
+        index = p.index;
+        left = p.pages;
+        half = 0;
+        base = page = p.first_page;
+        end = min(history_pages(d.max_pages, p.tile), page + left);
+        table = (const int32_t *)(d.page_table + p.tile.request * d.page_table_stride);
+        ids = first_ids;
+        early = true;
+        for (int slot = 0; slot < m.SLOTS && left > 0; slot++)
+            next(d, m, slot);
+        if (early)
+            load_ids();
+    }
+
+    /* The next tile of keys, into a slot. */
+    __device__ void next(const score_job &d, memory<STORAGE> &m, int slot)
+    {
+        while (page == end)
+            enter(d, d.tiles[++index], 0);
+        int group = threadIdx.x / GROUP;
+        int32_t physical = __shfl_sync(~0u, ids, (page - base) % CUDA_WARP);
+        bool absent = physical < 0 || physical >= d.num_pages;
+        uint32_t to = shared_address(m.ring[group][slot]), barrier = shared_address(&m.full[group][slot]);
+        if (threadIdx.x % GROUP == 0) {
+            m.absent[group][slot] = absent;
+            if (absent)
+                atomicOr(d.error, MSA_ERROR_BIT_PAGE_ID);
+        }
+        if (!d.bulk || threadIdx.x % GROUP == 0) {
+            if (absent)
+                barrier_arrive(barrier);
+            else if (d.bulk)
+                copy_tile<STORAGE>(to, d.k, &d.map, 0, physical, half, barrier);
+            else
+                copy_tile_together<STORAGE>(to, d.k, 0, physical, half, barrier);
+        }
+        __syncwarp();
+        if (++half < T::PER_PAGE)
+            return;
+        half = 0;
+        left--;
+        if ((++page - base) % CUDA_WARP == 0) {
+            ids = next_ids;
+            next_ids = load_id(page + CUDA_WARP);
+        }
+    }
+};
+
+/* ------------------------------------------------------------------------------------------------ products */
+
+/* Where a group is in its ring, and which of its two sets of maxima is next. They go on from tile to tile. */
+struct turn {
+    int slot, parity, maxima;
+};
+
+/* Pages [page, end) of a tile. */
 template <storage STORAGE>
-static __device__ void score_pages(const index_job &d, const cuda_tile &t, int32_t page, int32_t end,
-                                   memory<STORAGE> &m, int &slot, int &turn, int &done)
+static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32_t page, int32_t end,
+                                   memory<STORAGE> &m, fetcher<STORAGE> &f, turn &at)
 {
     using T = tile<STORAGE>;
-    const cuda_index &job = d.job;
-    const msa_index_args &args = job.args;
     int lane = threadIdx.x % CUDA_WARP, warp = uniform(threadIdx.x / CUDA_WARP % GROUP_WARPS),
         group = threadIdx.x / GROUP;
-    int heads = job.desc.num_index_heads;
-    const int32_t *table =
-        (const int32_t *)((const char *)job.step.page_table + t.request * job.step.page_table_stride);
-    uint32_t ring = shared_address(m.ring[group]), full = shared_address(m.full[group]),
-             magnitudes = shared_address(m.table);
-
-    /* Every warp needs the page ids where all threads copy. */
-    bool fetches = warp == 0 || !d.bulk;
-    int32_t ids = -1, next_ids = -1;
-    if (fetches) {
-        ids = load_page_id(table, page + lane, end);
-        next_ids = load_page_id(table, page + CUDA_WARP + lane, end);
-    }
-    int tiles = (end - page) * T::PER_PAGE;
-    auto fetch = [&](int n, int to_slot) { /* called for n ascending, by whole warps */
-                                           int i = n / T::PER_PAGE, half = n % T::PER_PAGE;
-                                           int32_t physical = __shfl_sync(~0u, ids, i % CUDA_WARP);
-                                           if (i % CUDA_WARP == CUDA_WARP - 1 && half == T::PER_PAGE - 1) {
-                                               ids = next_ids;
-                                               next_ids = load_page_id(table, page + i + 1 + CUDA_WARP + lane, end);
-                                           }
-                                           bool absent = physical < 0 || physical >= args.num_pages;
-                                           uint32_t to = ring + to_slot * T::BYTES, barrier = full + to_slot * 8;
-                                           if (threadIdx.x % GROUP == 0) {
-                                               m.absent[group][to_slot] = absent;
-                                               if (absent)
-                                                   atomicOr(job.step.error, MSA_ERROR_BIT_PAGE_ID);
-                                           }
-                                           tile_source from = {(const uint8_t *)args.index_k,
-                                                               (const uint8_t *)args.index_k_scale,
-                                                               args.index_k_page_stride,
-                                                               args.index_k_token_stride,
-                                                               args.index_k_scale_page_stride,
-                                                               args.index_k_scale_token_stride,
-                                                               &d.map,
-                                                               0};
-                                           if (!d.bulk) {
-                                               if (absent)
-                                                   barrier_arrive(barrier);
-                                               else
-                                                   copy_tile_together<STORAGE>(to, from, physical, half, barrier);
-                                           } else if (lane == 0) {
-                                               if (absent)
-                                                   barrier_arrive(barrier);
-                                               else
-                                                   copy_tile<STORAGE>(to, from, physical, half, barrier);
-                                           }
-    };
-    constexpr int SLOTS = memory<STORAGE>::SLOTS;
-    if (fetches)
-        for (int n = 0; n < SLOTS && n < tiles; n++)
-            fetch(n, (slot + n) % SLOTS);
-
-    int rows = t.num_rows * heads;
+    int rows = t.num_rows * d.heads;
     uint32_t q[2][8][2];
     auto load_queries_from = [&](int first) {
-        load_columns<STORAGE>(query_row(job, t, first + lane / 4), q[0]);
-        load_columns<STORAGE>(query_row(job, t, first + lane / 4 + COLUMNS), q[1]);
+        load_columns<STORAGE>(query_row(d, t, first + lane / 4), q[0]);
+        load_columns<STORAGE>(query_row(d, t, first + lane / 4 + COLUMNS), q[1]);
     };
     load_queries_from(0);
+    uint32_t one;
+    asm("mov.b32 %0, 0x3C003C00;" : "=r"(one)); /* 1, 1: opaque, so that upper_half stays a product */
 
     /* The last warp writes: lane l the scores of the rows l and l + 32. */
     float *scores[2];
     int32_t history[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int row = lane + i * CUDA_WARP, query = row / heads;
+        int row = lane + i * CUDA_WARP, query = row / d.heads;
         int32_t position = t.first_position + query;
         history[i] = row < rows && position > 0 ? min(position / MSA_PAGE_SIZE, end) : 0;
-        scores[i] = (float *)((char *)args.scores + (t.first_row + query) * args.scores_row_stride +
-                              row % heads * args.scores_head_stride);
+        scores[i] =
+            (float *)(d.scores + (t.first_row + query) * d.scores_row_stride + row % d.heads * d.scores_head_stride);
     }
 
 #pragma unroll 1
-    for (int n = 0; n < tiles; n++) {
-        int i = n / T::PER_PAGE;
-        float(*part)[MOST_HEADS] = m.part[group][(done + i) % 2];
-        barrier_wait(full + slot * 8, turn);
-        for (int first = 0; first < rows; first += TILE_ROWS) {
-            float best[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
-            if (rows > TILE_ROWS)
-                load_queries_from(first);
-            if (rows - first > COLUMNS)
-                score_tile<STORAGE, 2>(ring + slot * T::BYTES, magnitudes, q, best);
-            else
-                score_tile<STORAGE, 1>(ring + slot * T::BYTES, magnitudes, q, best);
+    for (; page < end; page++) {
+        float(*part)[MOST_HEADS] = m.part[group][at.maxima];
+        at.maxima ^= 1;
+        bool absent = false;
+#pragma unroll 1
+        for (int half = 0; half < T::PER_PAGE; half++) {
+            barrier_wait(shared_address(&m.full[group][at.slot]), at.parity);
+            for (int first = 0; first < rows; first += TILE_ROWS) {
+                float best[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
+                if (rows > TILE_ROWS)
+                    load_queries_from(first);
+                uint32_t keys = shared_address(m.ring[group][at.slot]), table = shared_address(m.table);
+                if (rows - first > COLUMNS)
+                    score_tile<STORAGE, 2>(keys, table, one, q, best);
+                else
+                    score_tile<STORAGE, 1>(keys, table, one, q, best);
 #pragma unroll
-            for (int b = 0; b < 2; b++) {
-                if (rows - first <= b * COLUMNS)
-                    continue;
+                for (int b = 0; b < 2; b++) {
+                    if (rows - first <= b * COLUMNS)
+                        continue;
 #pragma unroll
-                for (int j = 0; j < 2; j++)
+                    for (int j = 0; j < 2; j++)
 #pragma unroll
-                    for (int with = 4; with < CUDA_WARP; with *= 2)
-                        best[b][j] = fmaxf(best[b][j], __shfl_xor_sync(~0u, best[b][j], with));
-                float2 *to = (float2 *)&part[warp][first + COLUMNS * b + 2 * lane], before = {-INFINITY, -INFINITY};
-                if (lane < 4) {
-                    if (n % T::PER_PAGE > 0) /* the page's first half */
-                        before = *to;
-                    *to = make_float2(fmaxf(before.x, best[b][0]), fmaxf(before.y, best[b][1]));
+                        for (int with = 4; with < CUDA_WARP; with *= 2)
+                            best[b][j] = fmaxf(best[b][j], __shfl_xor_sync(~0u, best[b][j], with));
+                    float2 *to = (float2 *)&part[warp][first + COLUMNS * b + 2 * lane];
+                    if (lane < 4) {
+                        float2 before = half ? *to : make_float2(-INFINITY, -INFINITY);
+                        *to = make_float2(fmaxf(before.x, best[b][0]), fmaxf(before.y, best[b][1]));
+                    }
                 }
             }
+            absent = m.absent[group][at.slot];
+            barrier_meet(1 + group, GROUP); /* the slot is free, the maxima are there */
+            if ((warp == 0 || !d.bulk) && f.left > 0)
+                f.next(d, m, at.slot);
+            if (++at.slot == m.SLOTS) {
+                at.slot = 0;
+                at.parity ^= 1;
+            }
         }
-        bool absent = m.absent[group][slot];
-        barrier_meet(1 + group, GROUP); /* the slot is free, the maxima are there */
-        if (fetches && n + SLOTS < tiles)
-            fetch(n + SLOTS, slot);
-        if (warp == GROUP_WARPS - 1 && n % T::PER_PAGE == T::PER_PAGE - 1)
+        if (warp == GROUP_WARPS - 1)
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                if (page + i < history[j]) {
+                if (page < history[j]) {
                     int row = lane + j * CUDA_WARP;
                     float score = fmaxf(fmaxf(part[0][row], part[1][row]), fmaxf(part[2][row], part[3][row]));
-                    scores[j][page + i] = absent ? -INFINITY : score;
+                    scores[j][page] = absent ? -INFINITY : score;
                 }
-        if (++slot == SLOTS) {
-            slot = 0;
-            turn ^= 1;
-        }
     }
-    done += end - page;
 }
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
 
 template <storage STORAGE>
-static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_constant__ index_job d)
+static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_constant__ score_job d)
 {
     extern __shared__ __align__(1024) char shared[];
     memory<STORAGE> &m = *(memory<STORAGE> *)shared;
-    int group = threadIdx.x / GROUP;
+    int group = threadIdx.x / GROUP, warp = uniform(threadIdx.x / CUDA_WARP % GROUP_WARPS);
     if (threadIdx.x == 0) {
         for (int i = 0; i < GROUPS * m.SLOTS; i++)
             barrier_init(shared_address(m.full[0] + i), d.bulk ? 1 : GROUP);
@@ -334,20 +427,28 @@ static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_co
     if (tile<STORAGE>::NVFP4)
         for (int i = threadIdx.x; i < 256; i += THREADS)
             m.table[i] = scaled_magnitudes((uint32_t)i);
+    if (threadIdx.x == THREADS - 1) /* brings the parameters while the launch ahead ends */
+        m.touched = (uint32_t)((uintptr_t)d.parts ^ (uintptr_t)d.k.data ^ (uintptr_t)d.scores);
+    __syncthreads();
     grid_wait();
     grid_release();
-    part p = ((const part *)d.job.memory)[group * gridDim.x + blockIdx.x];
-    __syncthreads();
-    int slot = 0, turn = 0, done = 0;
+    const part &own = d.parts[group * gridDim.x + blockIdx.x];
+    int lane = threadIdx.x % CUDA_WARP;
+    int32_t first_ids = lane < FIRST_IDS ? own.ids[lane] : -1;
+    extent p = own.all;
+    fetcher<STORAGE> f = {};
+    if (warp == 0 || !d.bulk)
+        f.start(d, p, first_ids, m);
+    turn at = {0, 0, 0};
     cuda_tile t = p.tile;
     while (p.pages > 0) {
-        int32_t pages = min(history_pages(d.job.step, t) - p.first_page, p.pages);
-        score_pages<STORAGE>(d, t, p.first_page, p.first_page + pages, m, slot, turn, done);
+        int32_t pages = min(history_pages(d.max_pages, t) - p.first_page, p.pages);
+        score_pages<STORAGE>(d, t, p.first_page, p.first_page + pages, m, f, at);
         p.pages -= pages;
         p.first_page = 0;
         p.index++;
         if (p.pages > 0)
-            t = d.job.step.tiles[p.index];
+            t = d.tiles[p.index];
     }
 }
 
@@ -374,31 +475,45 @@ static cudaError_t prepare_decode(const struct cuda_index *job, cudaStream_t str
                   (int64_t *)(parts + num_parts(job)));
 }
 
-template <storage STORAGE> static cudaError_t launch_parts(index_job &d, cudaStream_t stream)
+template <storage STORAGE> static cudaError_t launch_parts(const struct cuda_index *job, cudaStream_t stream)
 {
     using T = tile<STORAGE>;
-    const msa_index_args &a = d.job.args;
+    const msa_index_args &a = job->args;
+    score_job d = {};
+    d.parts = (const part *)job->memory;
+    d.tiles = job->step.tiles;
+    d.page_table = (const char *)job->step.page_table;
+    d.index_q = (const char *)a.index_q;
+    d.page_table_stride = job->step.page_table_stride;
+    d.index_q_row_stride = a.index_q_row_stride;
+    d.index_q_head_stride = a.index_q_head_stride;
+    d.heads = job->desc.num_index_heads;
+    d.max_pages = job->step.max_pages;
+    d.k = tile_source{(const uint8_t *)a.index_k,  (const uint8_t *)a.index_k_scale,
+                      a.index_k_page_stride,       0,
+                      a.index_k_scale_page_stride, 0,
+                      a.index_k_token_stride,      a.index_k_scale_token_stride};
+    d.scores = (char *)a.scores;
+    d.scores_row_stride = a.scores_row_stride;
+    d.scores_head_stride = a.scores_head_stride;
+    d.error = job->step.error;
+    d.num_pages = (int32_t)(a.num_pages < INT32_MAX ? a.num_pages : INT32_MAX); /* ids are 32-bit */
     tensor_layout k = {a.index_k, a.index_k_token_stride, 0, a.index_k_page_stride, 1, a.num_pages};
-    if (T::NVFP4) {
-        tensor_layout scale = {a.index_k_scale, a.index_k_scale_token_stride, 0, a.index_k_scale_page_stride, 1,
-                               a.num_pages};
-        d.bulk = is_dense(k, 64) && is_dense(scale, 8);
-    } else {
-        d.bulk = map_tensor(d.job.encode_tensor, &d.map, k, T::HALF ? 256 : 128, T::KEYS);
-    }
+    tensor_layout scale = {a.index_k_scale, a.index_k_scale_token_stride, 0, a.index_k_scale_page_stride, 1,
+                           a.num_pages};
+    d.bulk = T::NVFP4 ? is_dense(k, 64) && is_dense(scale, 8)
+                      : map_tensor(job->encode_tensor, &d.map, k, T::HALF ? 256 : 128, T::KEYS);
     auto kernel = score_parts<STORAGE>;
     constexpr int bytes = sizeof(memory<STORAGE>);
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return error ? error : launch(kernel, (unsigned)d.job.num_sms, THREADS, bytes, true, stream, d);
+    return error ? error : launch(kernel, (unsigned)job->num_sms, THREADS, bytes, true, stream, d);
 }
 
 static cudaError_t run_decode(const struct cuda_index *job, cudaStream_t stream)
 {
-    index_job d = {};
-    d.job = *job;
-    return job->desc.k_dtype == MSA_BF16   ? launch_parts<STORAGE_HALF>(d, stream)
-           : job->desc.k_dtype == MSA_E4M3 ? launch_parts<STORAGE_E4M3>(d, stream)
-                                           : launch_parts<STORAGE_NVFP4_E4M3>(d, stream);
+    return job->desc.k_dtype == MSA_BF16   ? launch_parts<STORAGE_HALF>(job, stream)
+           : job->desc.k_dtype == MSA_E4M3 ? launch_parts<STORAGE_E4M3>(job, stream)
+                                           : launch_parts<STORAGE_NVFP4_E4M3>(job, stream);
 }
 
 const struct cuda_index_kernel score_decode_sm90 = {plan_decode, nullptr, false, prepare_decode, run_decode};

@@ -7,7 +7,7 @@
  * its E4M3 rounding). FP32 accumulation, d ascending by 16. `fast`: FP8 wgmma, d ascending by 32, which drops what lies
  * below 2^-13 of a step's largest term. A NaN product never becomes the maximum. Every score is made by the same
  * instructions whatever the tile, so the bits of a row depend on nothing but the row, and those of `exact` are
- * index_smxx's.
+ * index_smxx's, but for NVFP4, whose steps of 16 are score_decode_sm90's.
  *
  * Rows of a tile are (query, head) pairs, the head innermost; a block of `GROUPS` consumer warpgroups holds 64 rows
  * each as operands in registers, and walks whole pages. prepare cuts the list of (tile, page) pairs into one part of
@@ -60,7 +60,14 @@ static __device__ __forceinline__ void load_rows(const cuda_index &job, const ta
         r.scores[i] = (float *)((char *)args.scores + index * args.scores_row_stride + head * args.scores_head_stride);
         r.end[i] = valid && position > 0 ? min(position / MSA_PAGE_SIZE, t.last) : 0;
     }
-    if constexpr (S::TYPE != WGMMA_E4M3) {
+    if (S::TYPE == WGMMA_F16 && job.desc.k_dtype == MSA_NVFP4) {
+        int t = threadIdx.x % 4; /* of the step's four quarters t/2 and that + 2 */
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                q[k][i] = load_query_pair<true>(from[i % 2], 32 * (t / 2 + i / 2 * 2) + 4 * k + t % 2 * 2);
+    } else if constexpr (S::TYPE != WGMMA_E4M3) {
         load_queries<S::TYPE == WGMMA_F16>(from, q);
     } else {
 #pragma unroll
@@ -243,10 +250,18 @@ static __device__ __forceinline__ void convert_to_image(const msa_index_args &ar
             to[0] = widen_e4m3_8<OPERAND_F16>(data.x, data.y);
             to[1] = widen_e4m3_8<OPERAND_F16>(data.z, data.w);
         } else if constexpr (TYPE == WGMMA_F16) {
-            to[0] = widen_nvfp4_8<OPERAND_F16, true>(data.x, part.scale[i][0]);
-            to[1] = widen_nvfp4_8<OPERAND_F16, true>(data.y, part.scale[i][0]);
-            to[2] = widen_nvfp4_8<OPERAND_F16, true>(data.z, part.scale[i][1]);
-            to[3] = widen_nvfp4_8<OPERAND_F16, true>(data.w, part.scale[i][1]);
+            int c = threadIdx.x % chunk<STORAGE>::IN_ROW;
+            uint2 *row = (uint2 *)(to - 4 * c);
+#pragma unroll
+            for (int word = 0; word < 4; word++) {
+                uint4 x = widen_nvfp4_8<OPERAND_F16, true>(word == 0   ? data.x
+                                                           : word == 1 ? data.y
+                                                           : word == 2 ? data.z
+                                                                       : data.w,
+                                                           part.scale[i][word / 2]);
+                row[4 * (2 * word) + c] = make_uint2(x.x, x.y); /* step 2 * word, as in convert_page */
+                row[4 * (2 * word + 1) + c] = make_uint2(x.z, x.w);
+            }
         } else {
             block_table first = make_table(part.scale[i][0]), second = make_table(part.scale[i][1]);
             uint2 x = widen_codes(data.x, first), y = widen_codes(data.y, first), z = widen_codes(data.z, second),

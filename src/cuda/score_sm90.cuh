@@ -207,6 +207,11 @@ static __device__ __forceinline__ void store_shared(uint32_t to, uint4 x)
                  : "memory");
 }
 
+static __device__ __forceinline__ void store_shared(uint32_t to, uint2 x)
+{
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(x.x), "r"(x.y) : "memory");
+}
+
 /* A page that the table does not name is all ones, in every format a NaN, so that its score is -inf. `threads` of them
  * call this. */
 template <typename S> static __device__ __forceinline__ void blank_page(memory<S> &m, int stage, int threads)
@@ -246,8 +251,10 @@ static __device__ __forceinline__ uint4 shift_codes(uint32_t first, uint32_t sec
                       __byte_perm(low(second), high(second), 0x5140), __byte_perm(low(second), high(second), 0x7362));
 }
 
-/* Converts this thread's raw chunks into a stage. Threads of the second half of a row take their chunks' halves in the
- * other order, so that eight threads that store together hit all banks. */
+/* Converts this thread's raw chunks into a stage. NVFP4 to F16: as the decode kernel finds elements in a lane's 16 bytes
+ * of codes, step i of a dot product in `exact` is over the elements 32c + 4i .. 4i+3, c = 0..3. Threads of the second
+ * half of a row take their chunks' halves in the other order, so that eight threads that store together hit all banks.
+ */
 template <storage STORAGE, typename S>
 static __device__ __forceinline__ void convert_page(const memory<S> &m, int slot, uint32_t stage)
 {
@@ -284,8 +291,15 @@ static __device__ __forceinline__ void convert_page(const memory<S> &m, int slot
                     if constexpr (S::TYPE == WGMMA_E4M3) {
                         store(token, half, make_uint4(first.x, first.y, second.x, second.y));
                     } else {
-                        store(token, 2 * (half ^ swap), shift_codes(first.x, first.y));
-                        store(token, 2 * (half ^ swap) + 1, shift_codes(second.x, second.y));
+                        /* Step 4 * (half ^ swap) and the three behind it, 32 bytes each, within 128 bytes. */
+                        uint32_t to =
+                            stage + (half ^ swap) * S::HALF_BYTES + token * 128 + (c / 2 ^ token % 8) * 16 + c % 2 * 8;
+                        uint4 x = shift_codes(first.x, first.y);
+                        store_shared(to, make_uint2(x.x, x.y));
+                        store_shared(to ^ 32, make_uint2(x.z, x.w));
+                        x = shift_codes(second.x, second.y);
+                        store_shared(to ^ 64, make_uint2(x.x, x.y));
+                        store_shared(to ^ 96, make_uint2(x.z, x.w));
                     }
                 }
             }

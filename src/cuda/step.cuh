@@ -24,11 +24,16 @@ struct sum {
 };
 
 /* Pages with a score for the last row of a tile, and so at most for any. */
-static __device__ inline int32_t history_pages(const cuda_step &step, const cuda_tile &tile)
+static __device__ inline int32_t history_pages(int32_t max_pages, const cuda_tile &tile)
 {
     int64_t last = (int64_t)tile.first_position + tile.num_rows - 1;
     int64_t pages = tile.num_rows == 0 || last < 0 ? 0 : last / MSA_PAGE_SIZE;
-    return (int32_t)(pages < step.max_pages ? pages : step.max_pages);
+    return (int32_t)(pages < max_pages ? pages : max_pages);
+}
+
+static __device__ inline int32_t history_pages(const cuda_step &step, const cuda_tile &tile)
+{
+    return history_pages(step.max_pages, tile);
 }
 
 /* Exclusive scan over the block's threads, starting from 0; *total is that of all. Every thread calls it. */

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * decode_shared_sm90.cuh - the loading half of decode_shared_sm90.cu: which pages a tile's queries see, and pages from
+ * the cache into stages of shared memory as operands of products (attention_sm90.cuh).
+ *
+ * A stage is K in F16, 128 rows of 128 elements, and V in E4M3, transposed. All loaders take each page together,
+ * through registers: as soon as its keys are converted, those of the next page are on their way, and so with values.
+ * NVFP4 keys have their elements in widen_key's order within each eight, and so have the queries.
+ */
+#ifndef MSA_CUDA_DECODE_SHARED_SM90_CUH
+#define MSA_CUDA_DECODE_SHARED_SM90_CUH
+
+#include "attention_sm90.cuh"
+#include "decode_page_sm90.cuh"
+
+using types = exact_types;
+
+enum {
+    CONSUMERS = 2,                  /* warpgroups of 64 rows, the first of the block */
+    LOADERS = 2 * WARPGROUP,        /* threads behind them */
+    LOADER_BARRIER = 1 + CONSUMERS, /* named; the consumers' are 1 and 2 */
+    STAGES = 3,
+    AHEAD = 4, /* pages that are known: the one at work, the one that is loaded, others on their way to the L2 */
+    STAGE_BYTES = types::K_BYTES + types::V_BYTES,
+    TILE_WARPS = CONSUMERS * GROUP_WARPS,
+    LEAST_RATIO = 4,
+    MOST_QUERIES = TILE_WARPS * (int)WARP_ROWS / LEAST_RATIO /* of a tile: a lane each */
+};
+static_assert((int)MOST_QUERIES <= (int)CUDA_WARP);
+
+/* What consumers must know of a stage. */
+struct stage_info {
+    uint32_t queries;   /* that see the page, a bit each; 0: there are no more pages */
+    int32_t first_keys; /* of the page that the tile's first query sees; each next one sees one more */
+};
+
+/* A page of the union of the lists. */
+struct shared_page {
+    uint32_t queries; /* of the tile, that selected it; 0: there are no more */
+    int32_t logical, physical;
+};
+
+template <storage STORAGE> struct shared_memory {
+    uint8_t stage[STAGES][STAGE_BYTES];
+    uint8_t q[CONSUMERS][types::Q_BYTES];
+    uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
+    cuda_page lists[MOST_QUERIES][MSA_MAX_TOPK];
+    shared_page ahead[LOADERS / CUDA_WARP][AHEAD];
+    stage_info info[STAGES];
+    uint64_t full[STAGES], empty[STAGES];
+    uint8_t query[WARP_ROWS]; /* of a row of a warp; WARP_ROWS - 1: none */
+    float scale, out_scale;
+};
+
+struct shared_job {
+    decode_job decode;
+    const cuda_tile *tiles;
+    float log2_one; /* of a term of 1: a constant that the compiler must not know, see write_results */
+};
+
+/* A stage, and the parity of the round in which it is used. */
+struct stage_turn {
+    int stage;
+    uint32_t parity;
+};
+
+static __device__ __forceinline__ void advance(stage_turn &at)
+{
+    if (++at.stage == STAGES) {
+        at.stage = 0;
+        at.parity ^= 1;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ the union */
+
+/* Walks the tile's lists, which ascend: lane l has query l's. Every loading warp walks for itself. */
+template <storage STORAGE> struct union_walk {
+    const cuda_page *next, *end;
+
+    __device__ __forceinline__ union_walk(const shared_memory<STORAGE> &m, const decode_job &d, int num_rows)
+    {
+        int lane = threadIdx.x % CUDA_WARP;
+        next = m.lists[lane % MOST_QUERIES];
+        end = lane < num_rows ? next + d.topk : next;
+    }
+
+    /* The smallest page that a query has next. Those that the cache does not hold are passed over. */
+    __device__ __forceinline__ shared_page step(const decode_job &d)
+    {
+        for (;;) {
+            cuda_page own = next < end ? *next : cuda_page{-1, -1};
+            int32_t logical = (int32_t)__reduce_min_sync(~0u, (uint32_t)own.logical); /* -1 is the largest */
+            if (logical < 0)
+                return shared_page{0, -1, -1};
+            bool has = own.logical == logical;
+            uint32_t queries = __ballot_sync(~0u, has);
+            int32_t physical = __shfl_sync(~0u, own.physical, __ffs((int)queries) - 1);
+            next += has;
+            if (physical >= 0 && physical < d.num_pages)
+                return shared_page{queries, logical, physical};
+            if (threadIdx.x % LOADERS == 0)
+                atomicOr(d.error, MSA_ERROR_BIT_PAGE_ID);
+        }
+    }
+};
+
+/* ------------------------------------------------------------------------------------------------ from the cache */
+
+/* A loading thread's part of a page: of K 16-byte chunks, of V what is in one block of 16 elements of four keys whose
+ * bytes are neighbours in the transposed V. Keys from `keys` on are zeros, whatever the cache has there. */
+template <storage STORAGE> struct raw_page {
+    static constexpr int IN_ROW = chunk<STORAGE>::IN_ROW, CHUNKS = MSA_PAGE_SIZE * IN_ROW / LOADERS;
+    uint4 k[CHUNKS], v[4]; /* NVFP4: v.x, v.y */
+    uint16_t k_scale[tile<STORAGE>::NVFP4 ? CHUNKS : 1];
+    uint8_t v_scale[tile<STORAGE>::NVFP4 ? 4 : 1];
+};
+
+/* The loading thread's number, read anew each time: what follows from it would else take registers across pages. */
+static __device__ __forceinline__ int loading_thread(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return (int)(x % LOADERS);
+}
+
+/* The order in which stores of a warp meet no bank twice, or only twice, comes from these: which half of what it has a
+ * thread takes first. */
+static __device__ __forceinline__ bool swaps_keys(int c, int in_row)
+{
+    return c >= in_row / 2;
+}
+
+static __device__ __forceinline__ bool swaps_values(int block)
+{
+    return block & 2;
+}
+
+static __device__ __forceinline__ int value_key(int thread, int e)
+{
+    int group = thread / CUDA_WARP * 4 + thread % CUDA_WARP / 8; /* of four keys */
+    return group / 4 * 16 + e / 2 * 8 + group % 4 * 2 + e % 2;
+}
+
+template <storage STORAGE>
+static __device__ __forceinline__ void load_keys(const decode_job &d, int head, const shared_page &page, int keys,
+                                                 raw_page<STORAGE> &raw)
+{
+    constexpr bool NVFP4 = tile<STORAGE>::NVFP4;
+    int thread = loading_thread(), c = thread % raw.IN_ROW;
+    const uint8_t *k = d.k.data + page.physical * d.k.page_stride + head * d.k.head_stride + c * 16;
+    const uint8_t *scale = d.k.scale + page.physical * d.k.scale_page_stride + head * d.k.scale_head_stride + 2 * c;
+#pragma unroll
+    for (int i = 0; i < raw.CHUNKS; i++) {
+        int key = (i * LOADERS + thread) / raw.IN_ROW;
+        raw.k[i] = make_uint4(0, 0, 0, 0);
+        if (NVFP4)
+            raw.k_scale[i] = 0;
+        if (key < keys) {
+            raw.k[i] = *(const uint4 *)(k + key * d.k.token_stride);
+            if (NVFP4)
+                raw.k_scale[i] = *(const uint16_t *)(scale + key * d.k.scale_token_stride);
+        }
+    }
+}
+
+template <storage STORAGE>
+static __device__ __forceinline__ void load_values(const decode_job &d, int head, const shared_page &page, int keys,
+                                                   raw_page<STORAGE> &raw)
+{
+    constexpr bool NVFP4 = tile<STORAGE>::NVFP4;
+    int thread = loading_thread(), block = thread % 8;
+    const uint8_t *v = d.v.data + page.physical * d.v.page_stride + head * d.v.head_stride + block * (NVFP4 ? 8 : 16);
+    const uint8_t *scale = d.v.scale + page.physical * d.v.scale_page_stride + head * d.v.scale_head_stride;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        int key = value_key(thread, e);
+        raw.v[e] = make_uint4(0, 0, 0, 0);
+        if (NVFP4)
+            raw.v_scale[e] = 0;
+        if (key >= keys)
+            continue;
+        if (NVFP4) {
+            uint2 codes = *(const uint2 *)(v + key * d.v.token_stride);
+            raw.v[e].x = codes.x;
+            raw.v[e].y = codes.y;
+            raw.v_scale[e] =
+                d.quad ? scale[key / 4 * 32 + block * 4 + key % 4] : scale[key * d.v.scale_token_stride + block];
+        } else {
+            raw.v[e] = *(const uint4 *)(v + key * d.v.token_stride);
+        }
+    }
+}
+
+/* Brings a page to the L2: the loads above wait for it there, not for memory. Each warp takes 16 keys. */
+template <storage STORAGE>
+static __device__ __forceinline__ void prefetch_page(const decode_job &d, int head, const shared_page &page)
+{
+    int thread = loading_thread(), lane = thread % CUDA_WARP, key = thread / CUDA_WARP * 16;
+    const tile_source &from = lane < 16 ? d.k : d.v;
+    const uint8_t *row =
+        from.data + page.physical * from.page_stride + head * from.head_stride + (key + lane % 16) * from.token_stride;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
+    if (tile<STORAGE>::NVFP4 && lane % 16 == 0) {
+        const uint8_t *scale = from.scale + page.physical * from.scale_page_stride + head * from.scale_head_stride +
+                               key * from.scale_token_stride;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(scale));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ to a stage */
+
+/* Where 16 bytes of a row of 128 lie. */
+static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
+{
+    return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
+}
+
+template <storage STORAGE>
+static __device__ __forceinline__ void place_keys(const raw_page<STORAGE> &raw, uint32_t table, uint32_t one,
+                                                  uint32_t stage)
+{
+    int thread = loading_thread(), c = thread % raw.IN_ROW;
+    bool swap = swaps_keys(c, raw.IN_ROW);
+#pragma unroll
+    for (int i = 0; i < raw.CHUNKS; i++) {
+        int key = (i * LOADERS + thread) / raw.IN_ROW;
+        uint4 x = raw.k[i];
+        if (swap)
+            x = make_uint4(x.z, x.w, x.x, x.y);
+        auto place = [&](int piece, uint4 y) { /* 16 bytes of the row */
+                                               store_shared_128(stage + piece / 8 * TILE_HALF + swizzled(key, piece),
+                                                                y);
+        };
+        if constexpr (tile<STORAGE>::NVFP4) {
+            uint32_t scales = swap ? raw.k_scale[i] >> 8 | raw.k_scale[i] << 8 : raw.k_scale[i];
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                uint2 entry = load_shared_64(table + (scales >> w / 2 * 8 & 0xFF) * 8);
+                uint32_t pair[4];
+                widen_key(w == 0 ? x.x : w == 1 ? x.y : w == 2 ? x.z : x.w, entry, one, pair);
+                place(4 * c + (swap ? w ^ 2 : w), make_uint4(pair[0], pair[1], pair[2], pair[3]));
+            }
+        } else {
+#pragma unroll
+            for (int w = 0; w < 2; w++) {
+                uint4 pair;
+                widen_4(w ? x.z : x.x, pair.x, pair.y);
+                widen_4(w ? x.w : x.y, pair.z, pair.w);
+                place(2 * c + (swap ? w ^ 1 : w), pair);
+            }
+        }
+    }
+}
+
+/* Bytes i of four words, in order. */
+static __device__ __forceinline__ void turn_bytes(const uint32_t (&x)[4], uint32_t (&out)[4])
+{
+    uint32_t low_ab = permute(x[0], x[1], 0x5140), high_ab = permute(x[0], x[1], 0x7362);
+    uint32_t low_cd = permute(x[2], x[3], 0x5140), high_cd = permute(x[2], x[3], 0x7362);
+    out[0] = permute(low_ab, low_cd, 0x5410);
+    out[1] = permute(low_ab, low_cd, 0x7632);
+    out[2] = permute(high_ab, high_cd, 0x5410);
+    out[3] = permute(high_ab, high_cd, 0x7632);
+}
+
+/* V's 16 elements of each of the thread's keys as E4M3, four a word, its second half first if the thread swaps. */
+template <storage STORAGE>
+static __device__ __forceinline__ void widen_block(const raw_page<STORAGE> &raw, uint32_t table, uint32_t one,
+                                                   uint32_t (&codes)[4][4])
+{
+    bool swap = swaps_values(loading_thread() % 8);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        uint4 x = raw.v[e];
+        if constexpr (tile<STORAGE>::NVFP4) {
+            uint2 entry = load_shared_64(table + raw.v_scale[e] * 8);
+            uint2 first = widen_in_order(swap ? x.y : x.x, entry, one),
+                  second = widen_in_order(swap ? x.x : x.y, entry, one);
+            x = make_uint4(first.x, first.y, second.x, second.y);
+        } else if (swap) {
+            x = make_uint4(x.z, x.w, x.x, x.y);
+        }
+        codes[e][0] = x.x, codes[e][1] = x.y, codes[e][2] = x.z, codes[e][3] = x.w;
+    }
+}
+
+/* V transposed. If `check`: returns whether a code is NaN. */
+template <storage STORAGE>
+static __device__ __forceinline__ bool place_values(const raw_page<STORAGE> &raw, uint32_t table, uint32_t one,
+                                                    bool check, uint32_t stage)
+{
+    uint32_t codes[4][4], bad = 0;
+    widen_block(raw, table, one, codes);
+    int thread = loading_thread(), block = thread % 8;
+    if (check)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                bad |= (codes[e][i] & 0x7F7F7F7F) + 0x01010101;
+    /* Row of element 16 * block + 4i + j, see value_element; the word of the thread's keys in it. */
+    uint32_t word = thread % CUDA_WARP / 8 * 4, warp = thread / CUDA_WARP, swap = swaps_values(block) ? 2 : 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t x[4] = {codes[0][i], codes[1][i], codes[2][i], codes[3][i]}, turned[4];
+        turn_bytes(x, turned);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int d = 4 * (int)(i ^ swap) + j; /* in the block */
+            int row = block / 2 * 32 + d / 2 % 4 * 8 + (block % 2 * 2 + d / 8) * 2 + d % 2;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(stage + types::K_BYTES + swizzled(row, warp) + word),
+                         "r"(turned[j])
+                         : "memory");
+        }
+    }
+    return bad & 0x80808080;
+}
+
+/* ------------------------------------------------------------------------------------------------ the loaders */
+
+/* The loading threads of a tile. */
+template <storage STORAGE> struct page_loader {
+    const decode_job &d;
+    const cuda_tile &t;
+    int head;
+    shared_memory<STORAGE> &m;
+    uint32_t one;
+    stage_turn at;
+    raw_page<STORAGE> raw;
+
+    /* Keys that the tile's first query sees, and the last one. */
+    __device__ __forceinline__ int first_keys(const shared_page &page) const
+    {
+        return t.first_position + 1 - page.logical * MSA_PAGE_SIZE;
+    }
+
+    __device__ __forceinline__ int last_keys(const shared_page &page) const
+    {
+        return min(first_keys(page) + t.num_rows - 1, MSA_PAGE_SIZE);
+    }
+
+    __device__ __forceinline__ void begin_stage(uint32_t queries, int first_keys)
+    {
+        barrier_wait(shared_address(&m.empty[at.stage]), at.parity ^ 1); /* the first round finds them empty */
+        if (threadIdx.x % LOADERS == 0)
+            m.info[at.stage] = stage_info{queries, first_keys};
+    }
+
+    __device__ __forceinline__ void give_stage()
+    {
+        fence_async_reads();
+        barrier_arrive(shared_address(&m.full[at.stage]));
+        advance(at);
+    }
+
+    /* A page with values that are not finite, which not all queries see that see the page: each gets a stage of its own
+     * without them, as 0 * NaN would reach its result. */
+    __device__ __forceinline__ void give_one_by_one(const shared_page &page)
+    {
+        uint32_t table = shared_address(m.table);
+#pragma unroll 1
+        for (uint32_t left = page.queries; left; left &= left - 1) {
+            int keys = min(first_keys(page) + __ffs((int)left) - 1, MSA_PAGE_SIZE);
+            begin_stage(left & -left, first_keys(page));
+            load_keys(d, head, page, keys, raw);
+            place_keys(raw, table, one, shared_address(m.stage[at.stage]));
+            load_values(d, head, page, keys, raw);
+            place_values(raw, table, one, false, shared_address(m.stage[at.stage]));
+            give_stage();
+        }
+    }
+
+    /* Of pages that are ahead, in shared memory for want of registers: the i-th. */
+    __device__ __forceinline__ shared_page &ahead(int i)
+    {
+        return m.ahead[loading_thread() / CUDA_WARP][i % AHEAD];
+    }
+
+    /* Finds the i-th page, which must be the next one to be found, and starts it on its way to the L2. */
+    __device__ __forceinline__ void look_ahead(union_walk<STORAGE> &walk, int i)
+    {
+        shared_page page = walk.step(d);
+        if (page.queries)
+            prefetch_page<STORAGE>(d, head, page);
+        if (threadIdx.x % CUDA_WARP == 0)
+            ahead(i) = page;
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void load(const shared_page &page)
+    {
+        if (page.queries) {
+            load_keys(d, head, page, last_keys(page), raw);
+            load_values(d, head, page, last_keys(page), raw);
+        }
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        uint32_t table = shared_address(m.table);
+        union_walk<STORAGE> walk(m, d, t.num_rows);
+        look_ahead(walk, 0);
+        load(ahead(0));
+        for (int i = 1; i < AHEAD - 1; i++)
+            look_ahead(walk, i);
+#pragma unroll 1
+        for (int i = 0; ahead(i).queries; i++) {
+            look_ahead(walk, i + AHEAD - 1); /* in the place of the page before */
+            bool check = first_keys(ahead(i)) < MSA_PAGE_SIZE;
+            begin_stage(ahead(i).queries, first_keys(ahead(i)));
+            uint32_t stage = shared_address(m.stage[at.stage]);
+            place_keys(raw, table, one, stage);
+            shared_page next = ahead(i + 1);
+            if (next.queries)
+                load_keys(d, head, next, last_keys(next), raw);
+            bool bad = place_values(raw, table, one, check, stage);
+            if (next.queries)
+                load_values(d, head, next, last_keys(next), raw);
+            if (check && barrier_any(LOADER_BARRIER, LOADERS, bad)) {
+                give_one_by_one(ahead(i));
+                load(ahead(i + 1));
+            } else {
+                give_stage();
+            }
+        }
+        begin_stage(0, 0);
+        give_stage();
+    }
+};
+
+template <storage STORAGE>
+static __device__ __forceinline__ void load_pages(const decode_job &d, const cuda_tile &t, int head,
+                                                  shared_memory<STORAGE> &m)
+{
+    uint32_t one;
+    asm("mov.b32 %0, 0x3C003C00;" : "=r"(one)); /* 1, 1: opaque, so that upper_half stays a product */
+    page_loader<STORAGE> loader = {d, t, head, m, one, {0, 0}, {}};
+    loader.run();
+}
+
+#endif
