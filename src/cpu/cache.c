@@ -55,6 +55,17 @@ static uint8_t *row_at(const struct destination *to, int32_t head, int64_t slot)
            slot % MSA_PAGE_SIZE * to->token_stride;
 }
 
+/* Sizes that compilers know: a call for each row would cost as much as copying it. */
+static void copy_row(uint8_t *to, const uint8_t *from, msa_dtype dtype)
+{
+    if (dtype == MSA_E4M3)
+        memcpy(to, from, MSA_HEAD_DIM);
+    else if (dtype == MSA_NVFP4)
+        memcpy(to, from, MSA_HEAD_DIM / 2);
+    else
+        memcpy(to, from, MSA_HEAD_DIM * 2);
+}
+
 static void write_scales(const struct destination *to, int32_t head, int64_t slot, const uint8_t scales[8])
 {
     int64_t token = slot % MSA_PAGE_SIZE;
@@ -79,7 +90,7 @@ static void quantise_heads(const struct cache_call *call, const struct destinati
     size_t row_bytes = dtype_row_bytes(to->dtype, MSA_HEAD_DIM);
     quantise(source, heads * MSA_HEAD_DIM, factor, codes, scales);
     for (int32_t i = 0; i < heads; i++) {
-        memcpy(row_at(to, first + i, slot), codes + (size_t)i * row_bytes, row_bytes);
+        copy_row(row_at(to, first + i, slot), codes + (size_t)i * row_bytes, to->dtype);
         if (to->dtype == MSA_NVFP4)
             write_scales(to, first + i, slot, scales + 8 * i);
     }
@@ -101,7 +112,7 @@ static void write_token(const struct cache_call *call, const struct destination 
     }
     for (int32_t head = first; head < last; head++)
         if (from == to->dtype)
-            memcpy(row_at(to, head, slot), source + head * to->source_head_stride, head_bytes);
+            copy_row(row_at(to, head, slot), source + head * to->source_head_stride, to->dtype);
         else
             store_half(source + head * to->source_head_stride, from, to->dtype, row_at(to, head, slot));
 }

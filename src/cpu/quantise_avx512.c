@@ -5,7 +5,8 @@
  * x / factor is a division, but for powers of two: their reciprocal is exact, and so is multiplying by it.
  *
  * E4M3: adding 2^(e+20), where 2^e is a's power of two and at least 2^-6, leaves a rounded to three mantissa bits, in units
- * of 2^(e-3), at the bottom of the sum; and an even bias there is free. A NaN in 64 elements sends them to the C code.
+ * of 2^(e-3), at the bottom of the sum; and an even bias there is free. A NaN in 16 elements sends them to the C code. BF16
+ * over a power of two needs no FP32: its bits, less the difference of the biases, are E4M3's with four more to round away.
  *
  * NVFP4: a vector is a block. With s the scale and t the midpoint between two codes, s*t has at most seven significant bits,
  * so that for every FP32 number a the rounded quotient a/s lies above t (or at it) exactly when a lies above (at) the
@@ -84,10 +85,43 @@ INLINE __m128i e4m3_codes(__m512 q)
     return _mm512_cvtepi32_epi8(code);
 }
 
+/* The codes of 32 BF16 numbers over a power of two, in the upper bytes; `bias` is the power's exponent and the difference of
+ * the formats' biases. Gathers the largest magnitude. */
+INLINE __m512i e4m3_upper(__m512i words, __m512i bias, __m512i *largest)
+{
+    __m512i a = _mm512_and_si512(words, _mm512_set1_epi16(0x7FFF));
+    *largest = _mm512_max_epi16(*largest, a);
+    __m512i t = _mm512_min_epi16(_mm512_subs_epi16(a, _mm512_slli_epi16(bias, 7)), _mm512_set1_epi16(0x7E0));
+    /* Below E4M3's normal numbers: the whole mantissa, shifted right; further than away is 0. */
+    __m512i mantissa = _mm512_ternarylogic_epi32(a, _mm512_set1_epi16(0x7F), _mm512_set1_epi16(0x80), 0xEA);
+    __m512i shift = _mm512_sub_epi16(_mm512_add_epi16(_mm512_srli_epi16(a, 7), _mm512_set1_epi16(3)), bias);
+    __mmask32 small = _mm512_cmplt_epi16_mask(t, _mm512_set1_epi16(0x80));
+    __m512i code = _mm512_mask_sllv_epi16(_mm512_slli_epi16(t, 4), small, mantissa, shift);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi16(code, 8), _mm512_set1_epi16(1));
+    code = _mm512_add_epi16(_mm512_add_epi16(code, _mm512_set1_epi16(127)), odd); /* to the nearest, ties to even */
+    return _mm512_ternarylogic_epi32(code, words, _mm512_set1_epi16((short)0x8000), 0xF8); /* code | (words & sign) */
+}
+
+/* BF16 over a power of two that leaves its subnormals 0. False: there is a NaN. */
+INLINE bool quantise_e4m3_words(const char *from, int64_t n, float factor, uint8_t *codes)
+{
+    __m512i bias = _mm512_set1_epi16((short)((int)(f32_bits(factor) >> 23) - 7)), largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 32, from += 64) {
+        __mmask32 present = n - i < 32 ? 0xFFFF : 0xFFFFFFFF;
+        _mm_prefetch(from + AHEAD, _MM_HINT_T0);
+        __m512i upper = e4m3_upper(_mm512_maskz_loadu_epi16(present, from), bias, &largest);
+        _mm256_mask_storeu_epi8(codes + i, present, _mm512_cvtepi16_epi8(_mm512_srli_epi16(upper, 8)));
+    }
+    return !_mm512_cmpgt_epi16_mask(largest, _mm512_set1_epi16(0x7F80));
+}
+
 INLINE void quantise_e4m3(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes)
 {
     struct divisor by = divisor_of(factor);
     const char *from = src;
+    if (source == SOURCE_BF16 && by.inverse && factor > 0x1p-64f && factor < 0x1p64f &&
+        quantise_e4m3_words(from, n, factor, codes))
+        return;
     int bytes = source == SOURCE_F32 ? 64 : 32;
     for (int64_t i = 0; i < n; i += 16, from += bytes) {
         fetch_ahead(from, bytes);
