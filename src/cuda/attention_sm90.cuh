@@ -8,10 +8,10 @@
  *
  *   S = Q K^T    Q and K in shared memory, K-major, 128-byte swizzle: F16 or BF16 in two halves of 64 elements of d,
  *                one after the other, or E4M3. FP32 accumulation
- *   P            with E4M3 queries e4m3(448 * 2^(s - max)) against the page's own maximum, as the contract wants; else
- *                the queries' type, against `reference`. The row sum adds the unrounded values
- *   O += P V     E4M3: a fresh accumulator a page, so that FP8 products never sum more than 128 keys, merged in FP32.
- *                16 bit: right into O; registers for another accumulator are not there
+ *   P            against the page's own maximum, as the contract wants: e4m3(448 * 2^(s - max)) with E4M3 queries, else
+ *                2^(s - max) in the queries' type. The row sum adds the unrounded values
+ *   O += P V     a fresh accumulator a page, merged in FP32, so that FP8 products never sum more than 128 keys. 16 bit:
+ *                half of d at a time, as P takes twice the registers
  *
  * Results are kept relative to 2^(reference * scale). The reference is a dot product, the row's largest when it was
  * set; it moves only when a dot product exceeds it by a margin, which is almost never. Terms are 2^(s * scale + bias),
@@ -25,7 +25,7 @@
  * E4M3 V lies transposed: 128 rows of d, 128 bytes of keys each, swizzled. Within 32 keys, byte 16h + 4t + e is key
  * 16h + 8*(e/2) + 2t + e%2: then the four P that a lane has of 16h.. are its four bytes of the product's operand and no
  * value moves between lanes. Row n is element d = value_element(n), so that a lane's results are runs of 8 elements.
- * 16-bit V lies as the cache has it, two halves of 64 elements of d, keys as rows of 128 bytes, swizzled.
+ * 16-bit V lies in two halves of 64 elements of d, the same n, keys as rows of 128 bytes, swizzled.
  */
 #ifndef MSA_CUDA_ATTENTION_SM90_CUH
 #define MSA_CUDA_ATTENTION_SM90_CUH
@@ -43,14 +43,16 @@ template <wgmma_type KEYS, wgmma_type VALUES> struct attention_types {
     static constexpr wgmma_type QK = KEYS, PV = VALUES;
     static constexpr bool E4M3 = VALUES == WGMMA_E4M3;
     static constexpr int Q_BYTES = GROUP_ROWS * MSA_HEAD_DIM * (KEYS == WGMMA_E4M3 ? 1 : 2); /* of a warpgroup */
-    static constexpr int K_BYTES = TILE_HALF * (KEYS == WGMMA_E4M3 ? 1 : 2), V_BYTES = TILE_HALF * (E4M3 ? 1 : 2);
+    static constexpr int P_WORDS = E4M3 ? 16 : 32;                                           /* of a lane */
+    static constexpr int K_BYTES = TILE_HALF * (KEYS == WGMMA_E4M3 ? 1 : 2), V_BYTES = TILE_HALF * (E4M3 ? 1 : 2),
+                         IMAGE_BYTES = K_BYTES + V_BYTES;
 };
 using exact_types = attention_types<WGMMA_F16, WGMMA_E4M3>; /* E4M3 queries */
 using fast_types = attention_types<WGMMA_E4M3, WGMMA_E4M3>;
 using bf16_types = attention_types<WGMMA_BF16, WGMMA_BF16>;
 using fp16_types = attention_types<WGMMA_F16, WGMMA_F16>;
 
-/* The element of d that is row n of a transposed V: n = 8j + 2t + e, d = 32*(j/4) + 8t + 2*(j%4) + e. */
+/* The element of d that is row n of a transposed V, or column n: n = 8j + 2t + e, d = 32*(j/4) + 8t + 2*(j%4) + e. */
 static __host__ __device__ constexpr int value_element(int n)
 {
     return n / 32 * 32 + n / 2 % 4 * 8 + n / 8 % 4 * 2 + n % 2;
@@ -108,32 +110,26 @@ static __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, 
     return codes;
 }
 
-/* P as operands of products with 32 bytes of keys each: of all keys (E4M3), or of the 64 from 64 * half on. */
+/* P as operands of products with 32 bytes of keys each. */
 template <typename T>
-static __device__ __forceinline__ void pack_probabilities(const float (&s)[64], int half, uint32_t (&p)[16])
+static __device__ __forceinline__ void pack_probabilities(const float (&s)[64], uint32_t (&p)[T::P_WORDS])
 {
     constexpr operand TYPE = T::PV == WGMMA_F16 ? OPERAND_F16 : OPERAND_BF16;
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < T::P_WORDS; i++) {
         if constexpr (T::E4M3) {
             const float *from = s + i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
             p[i] = pack_e4m3(from[0], from[1], from[4], from[5]);
         } else {
-            p[i] = pack_pair<TYPE>(s[32 * half + 2 * i], s[32 * half + 2 * i + 1]);
+            p[i] = pack_pair<TYPE>(s[2 * i], s[2 * i + 1]);
         }
     }
-}
-
-static __device__ __forceinline__ void no_probabilities(uint32_t (&p)[16])
-{
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        p[i] = 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ softmax */
 
 constexpr float LOG2_448 = 8.80735492f, LARGE_BIAS = 4096;
+constexpr float MARGIN = 16; /* how far, in log2 units, a row's largest dot product may exceed its reference */
 
 /* Scores of -inf cannot come from finite operands: the row must not look right. E4M3 has no infinities. */
 static __device__ __forceinline__ void find_infinities(float (&s)[64])
@@ -158,17 +154,13 @@ static __device__ __forceinline__ void hide_keys(float (&s)[64], const int (&key
             s[i] = -INFINITY;
 }
 
-/* How far, in log2 units, a row's largest dot product may exceed its reference; P in FP16 needs its exponents. */
-template <typename T> static constexpr float margin = T::PV == WGMMA_F16 ? 4 : 16;
-
 /* Raises the reference of rows that see the page, if it must be, and brings their results to it. */
-template <typename T>
 static __device__ __forceinline__ void raise_reference(const float (&max)[2], float scale, const page_view &view,
                                                        row_state &o)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        if (!((max[r] - o.reference[r]) * scale > margin<T>) || !view.selected[r])
+        if (!((max[r] - o.reference[r]) * scale > MARGIN) || !view.selected[r])
             continue;
         float next = fminf(max[r], FLT_MAX), factor = exp2_approx((o.reference[r] - next) * scale);
         o.reference[r] = next;
@@ -179,7 +171,7 @@ static __device__ __forceinline__ void raise_reference(const float (&max)[2], fl
     }
 }
 
-/* Makes ready for terms: hides keys, finds the rows' maxima and their biases. weight: of the page's products (E4M3). */
+/* Makes ready for terms: hides keys, finds the rows' maxima and their biases. weight: of the page's products. */
 template <typename T>
 static __device__ __forceinline__ void find_biases(float (&s)[64], float scale, const page_view &view, row_state &o,
                                                    float (&bias)[2], float (&weight)[2])
@@ -198,39 +190,36 @@ static __device__ __forceinline__ void find_biases(float (&s)[64], float scale, 
         max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
         max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
         above[r] = (max[r] - o.reference[r]) * scale;
-        bias[r] = fmaf(T::E4M3 ? -max[r] : -o.reference[r], scale, LOG2_ONE);
-        plain = plain && above[r] <= margin<T> && fabsf(bias[r]) <= LARGE_BIAS;
+        bias[r] = fmaf(-max[r], scale, LOG2_ONE);
+        plain = plain && above[r] <= MARGIN && fabsf(bias[r]) <= LARGE_BIAS;
     }
     if (!__all_sync(~0u, plain)) {
-        raise_reference<T>(max, scale, view, o);
+        raise_reference(max, scale, view, o);
 #pragma unroll
         for (int r = 0; r < 2; r++) { /* each row by itself: none depends on its neighbours */
-            float base = T::E4M3 ? max[r] : o.reference[r];
             above[r] = (max[r] - o.reference[r]) * scale;
-            bias[r] = fmaf(-base, scale, LOG2_ONE);
             if (fabsf(bias[r]) <= LARGE_BIAS)
                 continue;
             bias[r] = LOG2_ONE;
 #pragma unroll
             for (int i = 0; i < 32; i++)
-                s[i / 2 * 4 + 2 * r + i % 2] -= base;
+                s[i / 2 * 4 + 2 * r + i % 2] -= max[r];
         }
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        weight[r] = T::E4M3 ? exp2_approx(above[r]) : 1.0f;
+        weight[r] = exp2_approx(above[r]);
 }
 
-/* The COUNT scores from `first` on to the unrounded terms of P, in place; they enter the rows' sums. */
-template <int COUNT>
-static __device__ __forceinline__ void make_terms(float (&s)[64], int first, float scale, const page_view &view,
+/* The scores to the unrounded terms of P, in place; they enter the rows' sums. */
+static __device__ __forceinline__ void make_terms(float (&s)[64], float scale, const page_view &view,
                                                   const float (&bias)[2], const float (&weight)[2], row_state &o)
 {
-    float sum[4] = {};
+    float sum[4];
 #pragma unroll
-    for (int i = first; i < first + COUNT; i++) {
+    for (int i = 0; i < 64; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale, bias[i / 2 % 2]));
-        sum[i % 4] += s[i];
+        sum[i % 4] = i < 4 ? s[i] : sum[i % 4] + s[i];
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -244,84 +233,74 @@ static __device__ __forceinline__ void make_terms(float (&s)[64], int first, flo
 
 /* ------------------------------------------------------------------------------------------------ one page */
 
-/* Rows that do not see the page are left alone, whatever its values are. */
-static __device__ __forceinline__ void merge_products(const float (&sum)[64], const page_view &view,
+/* The results from `first` on. Rows that do not see the page are left alone, whatever its values are. */
+template <int COUNT>
+static __device__ __forceinline__ void merge_products(const float (&sum)[COUNT], int first, const page_view &view,
                                                       const float (&weight)[2], row_state &o)
 {
     if (view.all) {
 #pragma unroll
-        for (int i = 0; i < 64; i++)
-            o.out[i] = fmaf(sum[i], weight[i / 2 % 2], o.out[i]);
+        for (int i = 0; i < COUNT; i++)
+            o.out[first + i] = fmaf(sum[i], weight[i / 2 % 2], o.out[first + i]);
     } else if (view.any) {
 #pragma unroll
-        for (int i = 0; i < 64; i++)
+        for (int i = 0; i < COUNT; i++)
             if (view.selected[i / 2 % 2])
-                o.out[i] = fmaf(sum[i], weight[i / 2 % 2], o.out[i]);
+                o.out[first + i] = fmaf(sum[i], weight[i / 2 % 2], o.out[first + i]);
     }
 }
 
 /* The warpgroup's rows meet a page. All its warps call it, also those without a row that sees the page: products are
- * the whole warpgroup's. q, k, and what `values` returns: low halves of matrix descriptors (16-bit V: with the leading
- * offset of its halves). `look` returns the view, and is called where it is needed so that it takes no registers in
- * between; `queries_used` is called when Q has been, `values` when K has been used and V is needed. */
-template <typename T, typename LOOK, typename USED, typename VALUES>
+ * the whole warpgroup's. q, k, and what `values` returns: low halves of matrix descriptors. `look` returns the view,
+ * and is called where it is needed so that it takes no registers in between; `queries_used` is called when Q has been,
+ * `values` when K has been used and V is needed, `meanwhile` while products are under way. */
+template <typename T, typename LOOK, typename USED, typename VALUES, typename MEANWHILE>
 static __device__ __forceinline__ void attend_page(row_state &o, uint32_t q, uint32_t k, float scale, LOOK look,
-                                                   USED queries_used, VALUES values)
+                                                   USED queries_used, VALUES values, MEANWHILE meanwhile)
 {
     float s[64], bias[2] = {}, weight[2] = {};
-    uint32_t p[16];
+    uint32_t p[T::P_WORDS];
     multiply_keys<T>(s, q, k);
     page_view view = look();
     wgmma_wait(s);
     queries_used();
-    if (view.any)
+    if (view.any) {
         find_biases<T>(s, scale, view, o, bias, weight);
+        make_terms(s, scale, view, bias, weight, o);
+        if (T::E4M3)
+            pack_probabilities<T>(s, p);
+    } else if (T::E4M3) {
+#pragma unroll
+        for (int i = 0; i < T::P_WORDS; i++)
+            p[i] = 0;
+    }
+    if (!T::E4M3) /* here, as P only finds room where the scores were if no paths with and without it meet */
+        pack_probabilities<T>(s, p);
+    uint32_t v = values();
     if constexpr (T::E4M3) {
-        if (view.any) {
-            make_terms<64>(s, 0, scale, view, bias, weight, o);
-            pack_probabilities<T>(s, 0, p);
-        } else {
-            no_probabilities(p);
-        }
-        uint32_t v = values();
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)
             wgmma_64x128<WGMMA_E4M3>(s, p + 4 * i, matrix_of_low(v + i * 2), i);
         wgmma_commit();
+        meanwhile();
         view = look();
         wgmma_wait(s); /* also keeps ptxas from reusing p under way */
-        merge_products(s, view, weight, o);
+        merge_products(s, 0, view, weight, o);
     } else {
-        volatile float kept[64]; /* local memory */
-        if (!view.all) { /* of rows that do not see the page nothing may change, and 0 * NaN would change them */
 #pragma unroll
-            for (int i = 0; i < 64; i++)
-                kept[i] = o.out[i];
-        }
-        uint32_t v = values();
-#pragma unroll
-        for (int half = 0; half < 2; half++) { /* registers for all of P are not there */
-            view = look();
-            if (view.any) {
-                make_terms<32>(s, 32 * half, scale, view, bias, weight, o);
-                pack_probabilities<T>(s, half, p);
-            } else {
-                no_probabilities(p);
-            }
+        for (int half = 0; half < 2; half++) {
+            float part[32];
             wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                wgmma_64x128_turned<T::PV>(o.out, p + 4 * i, matrix_of_low(v + (4 * half + i) * 2048 / 16));
+            for (int i = 0; i < 8; i++) /* 16 keys, each a row of 128 bytes */
+                wgmma_64x64_turned<T::PV>(part, p + 4 * i, matrix_of_low(v + half * (TILE_HALF / 16) + i * 128), i);
             wgmma_commit();
-            wgmma_wait(o.out);
-        }
-        view = look();
-        if (!view.all) {
-#pragma unroll
-            for (int i = 0; i < 64; i++)
-                if (!view.selected[i / 2 % 2])
-                    o.out[i] = kept[i];
+            if (half == 0)
+                meanwhile();
+            view = look();
+            wgmma_wait(part);
+            merge_products(part, 32 * half, view, weight, o);
         }
     }
 }
@@ -339,17 +318,12 @@ static __device__ __forceinline__ void finish_sums(row_state &o)
     }
 }
 
-static __device__ __forceinline__ uint32_t pack_as(msa_dtype dtype, float low, float high)
+/* Row r's 128 elements, times factor: a lane writes the elements 32b + 8t + 0..7, b = 0..3. An infinite value that the
+ * row sees gives NaN, as every other non-finite input does. */
+template <typename T, msa_dtype TO>
+static __device__ __forceinline__ void store_elements(const row_state &o, int r, float factor, void *to)
 {
-    return dtype == MSA_BF16 ? pack_pair<OPERAND_BF16>(low, high) : pack_pair<OPERAND_F16>(low, high);
-}
-
-/* Row r's 128 elements, times factor. With E4M3 V a lane writes the elements 32b + 8t + 0..7, b = 0..3; else the pairs
- * 8n + 2t, n = 0..15. An infinite value that the row sees gives NaN, as every other non-finite input does. */
-template <typename T>
-static __device__ __forceinline__ void store_elements(const row_state &o, int r, float factor, void *to,
-                                                      msa_dtype dtype)
-{
+    constexpr operand TYPE = TO == MSA_BF16 ? OPERAND_BF16 : OPERAND_F16;
     int t = threadIdx.x % 4;
 #pragma unroll
     for (int b = 0; b < 4; b++) {
@@ -359,22 +333,27 @@ static __device__ __forceinline__ void store_elements(const row_state &o, int r,
             float sum = o.out[16 * b + i / 2 * 4 + 2 * r + i % 2];
             x[i] = (T::E4M3 ? sum : sum + (sum - sum)) * factor;
         }
-        if (!T::E4M3) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (dtype == MSA_F32)
-                    __stcs((float2 *)to + 16 * b + 4 * i + t, make_float2(x[2 * i], x[2 * i + 1]));
-                else
-                    __stcs((uint32_t *)to + 16 * b + 4 * i + t, pack_as(dtype, x[2 * i], x[2 * i + 1]));
-        } else if (dtype == MSA_F32) {
+        if constexpr (TO == MSA_F32) {
             float4 *at = (float4 *)to + 8 * b + 2 * t;
             __stcs(at, make_float4(x[0], x[1], x[2], x[3]));
             __stcs(at + 1, make_float4(x[4], x[5], x[6], x[7]));
         } else {
-            __stcs((uint4 *)to + 4 * b + t, make_uint4(pack_as(dtype, x[0], x[1]), pack_as(dtype, x[2], x[3]),
-                                                       pack_as(dtype, x[4], x[5]), pack_as(dtype, x[6], x[7])));
+            __stcs((uint4 *)to + 4 * b + t, make_uint4(pack_pair<TYPE>(x[0], x[1]), pack_pair<TYPE>(x[2], x[3]),
+                                                       pack_pair<TYPE>(x[4], x[5]), pack_pair<TYPE>(x[6], x[7])));
         }
     }
+}
+
+template <typename T>
+static __device__ __forceinline__ void store_elements(const row_state &o, int r, float factor, void *to,
+                                                      msa_dtype dtype)
+{
+    if (dtype == MSA_BF16)
+        store_elements<T, MSA_BF16>(o, r, factor, to);
+    else if (dtype == MSA_FP16)
+        store_elements<T, MSA_FP16>(o, r, factor, to);
+    else
+        store_elements<T, MSA_F32>(o, r, factor, to);
 }
 
 #endif

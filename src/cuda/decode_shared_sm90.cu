@@ -140,7 +140,7 @@ static __device__ __forceinline__ void attend_pages(const shared_job &job, const
             uint32_t stage = matrix_low(shared_address(m.stage[at.stage]));
             attend_page<types>(
                 o, q, stage, m.scale, [&] { return look_at(m, at.stage, width); }, [] {},
-                [&] { return stage + types::K_BYTES / 16; });
+                [&] { return stage + types::K_BYTES / 16; }, [] {});
         }
         __syncwarp();
         if (threadIdx.x % CUDA_WARP == 0)

@@ -3,11 +3,12 @@
  * image_sm90.cuh - the launches that come before prefill's attention: unions and windows (prepare), images (run).
  * prefill_sm90.cuh says what they are.
  *
- *   find_windows   one block          pages before each request, where windows begin
- *   join_few       a warp a tile      merges the queries' sorted lists, then puts the pages into their order
- *   join_many      a block a tile     the same for tiles of many queries: a bitmap, whose bits before a page number it
+ *   find_windows   one block          pages before each request, where windows begin; other blocks clear the sources
+ *   join_few       a warp a tile      a bitmap, whose bits before a page number it; then the pages' order
+ *   join_many      a block a tile     the same for tiles of many queries, in ascending order
  *   write_images   persistent blocks  a page of a KV head at a time, through shared memory, out by one bulk copy
- * Bytes of write_images: 18 KB (NVFP4) or 32 KB read and 48 KB (32 KB for `fast`) written an image.
+ * Bytes of write_images: 18 KB (NVFP4), 32 or 64 KB read and 48 KB (32 KB for `fast`, 64 KB of 16 bit) written an
+ * image.
  */
 #ifndef MSA_CUDA_IMAGE_SM90_CUH
 #define MSA_CUDA_IMAGE_SM90_CUH
@@ -20,6 +21,14 @@
 
 static __global__ void __launch_bounds__(SCAN_THREADS) find_windows(const __grid_constant__ prefill_job job)
 {
+    grid_release();
+    grid_wait();
+    if (blockIdx.x > 0) {
+        int64_t i = (int64_t)(blockIdx.x - 1) * SCAN_THREADS + threadIdx.x;
+        if (i < num_sources(job))
+            job.own.sources[i] = image_source{-1, 0};
+        return;
+    }
     int32_t before = 0;
     for (int64_t round = 0; round < job.step.batch; round += SCAN_THREADS) {
         int64_t b = round + threadIdx.x;
@@ -48,7 +57,15 @@ static __global__ void __launch_bounds__(SCAN_THREADS) find_windows(const __grid
 
 /* ------------------------------------------------------------------------------------------------ unions */
 
-enum { JOIN_THREADS = 128, PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32, MOST_ORDERED = 96 };
+enum {
+    JOIN_THREADS = 128,
+    JOIN_WARPS = JOIN_THREADS / CUDA_WARP,
+    JOIN_BLOCKS = 11, /* an SM */
+    PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32,
+    MOST_ORDERED = 64,
+    KINDS = 1 << GROUPS
+};
+static_assert(JOIN_WARPS * KINDS == CUDA_WARP);
 
 /* Exclusive sums of the words' bits; returns the sum of all. */
 static __device__ int count_bits(const uint32_t (&bits)[PAGE_WORDS], int (&before)[PAGE_WORDS])
@@ -78,48 +95,41 @@ static __device__ int count_bits(const uint32_t (&bits)[PAGE_WORDS], int (&befor
     return all;
 }
 
-/* Where a page of the union goes. The warpgroups of a block walk it together, a few stages apart at most, and pass what
- * none of their queries selected; so it is ordered to keep all of them busy: the next page is always of the kind (which
- * warpgroups need it) after which the warpgroups' shares of what they need are nearest to each other. By a warp. */
-static __device__ void order_pages(const uint8_t *kinds, int count, uint8_t *places,
-                                   uint8_t (&place_of)[1 << GROUPS][MOST_ORDERED] /* of each kind's pages */)
+/* Where pages of a union go. The warpgroups of a block walk it together, a few stages apart at most, and pass what none
+ * of their queries selected; so it is ordered to keep all of them busy: the next page is always of the kind (which
+ * warpgroups need it) after which the warpgroups' shares of what they need are nearest to each other. By a warp, KINDS
+ * lanes a union. left: pages of kind lane % KINDS; places: of these. */
+static __device__ void order_pages(int count, int left, uint8_t *places)
 {
-    int lane = threadIdx.x % CUDA_WARP, left = 0, used = 0, needed[GROUPS] = {}, done[GROUPS] = {};
-    for (int first = 0; first < count; first += CUDA_WARP) {
-        int kind = first + lane < count ? kinds[first + lane] : 0;
-        for (int k = 1; k < 1 << GROUPS; k++) {
-            int same = __popc(__ballot_sync(~0u, kind == k));
-            left += lane == k ? same : 0;
-            for (int g = 0; g < GROUPS; g++)
-                needed[g] += k >> g & 1 ? same : 0;
-        }
+    int lane = threadIdx.x % CUDA_WARP, kind = lane % KINDS, longest = (int)__reduce_max_sync(~0u, (uint32_t)count),
+        used = 0, needed[GROUPS], ahead[GROUPS] = {};
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        needed[g] = kind >> g & 1 ? left : 0;
+        for (int d = 1; d < KINDS; d *= 2)
+            needed[g] += __shfl_xor_sync(~0u, needed[g], d);
     }
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < longest;
+         i++) { /* ahead: count times what a warpgroup has of the pages so far, less its share */
         int cost = 0;
+#pragma unroll
         for (int g = 0; g < GROUPS; g++) {
-            int ahead = count * (done[g] + (lane >> g & 1)) - needed[g] * (i + 1);
-            cost += ahead * ahead;
+            ahead[g] -= needed[g];
+            int then = ahead[g] + (kind >> g & 1 ? count : 0);
+            cost += then * then;
         }
-        int next = (int)(__reduce_min_sync(~0u, left > 0 ? (uint32_t)cost * CUDA_WARP + lane : ~0u) % CUDA_WARP);
-        if (lane == next) {
-            place_of[lane][used++] = (uint8_t)i;
+        uint32_t best = left > 0 ? (uint32_t)(cost * KINDS + kind) : ~0u;
+#pragma unroll
+        for (int d = 1; d < KINDS; d *= 2)
+            best = min(best, __shfl_xor_sync(~0u, best, d));
+        int next = (int)(best % KINDS);
+        if (kind == next && left > 0) {
+            places[used++] = (uint8_t)i;
             left--;
         }
+#pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            done[g] += next >> g & 1;
-    }
-    __syncwarp();
-    used = 0; /* lane k: pages of kind k so far */
-    for (int first = 0; first < count; first += CUDA_WARP) {
-        int kind = first + lane < count ? kinds[first + lane] : 0;
-        uint32_t same = __match_any_sync(~0u, kind);
-        int rank = __shfl_sync(~0u, used, kind) + __popc(same & ((1u << lane) - 1));
-        if (kind)
-            places[first + lane] = place_of[kind][rank];
-        for (int k = 1; k < 1 << GROUPS; k++) {
-            int more = __popc(__ballot_sync(~0u, kind == k));
-            used += lane == k ? more : 0;
-        }
+            ahead[g] += next >> g & 1 ? count : 0;
     }
 }
 
@@ -144,65 +154,132 @@ static __device__ __forceinline__ tile_request begin_tile(const prefill_job &job
 static __device__ __forceinline__ void write_source(const prefill_job &job, const tile_request &request,
                                                     int32_t logical, int32_t physical)
 {
-    if (has_images(job))
-        request.sources[logical] = image_source{physical < 0 ? INT32_MAX : physical,
-                                                min(request.kv_len - logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE)};
+    request.sources[logical] =
+        image_source{physical < 0 ? INT32_MAX : physical, min(request.kv_len - logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE)};
 }
 
-/* Tiles of at most a warp's queries: a warp a tile, a lane a query's list, which is sorted. The smallest page that the
- * lanes have next is the union's next. */
-static __global__ void __launch_bounds__(JOIN_THREADS) join_few(const __grid_constant__ prefill_job job)
+/* Exclusive sums of the words' bits, by a warp; returns the sum of all. */
+static __device__ int count_bits(const uint32_t *bits, int words, uint16_t *before)
 {
-    constexpr int WARPS = JOIN_THREADS / CUDA_WARP;
-    __shared__ uint32_t page[WARPS][MOST_ORDERED][8];
-    __shared__ uint8_t kind[WARPS][MOST_ORDERED], place[WARPS][MOST_ORDERED], room[WARPS][1 << GROUPS][MOST_ORDERED];
+    int lane = threadIdx.x % CUDA_WARP, all = 0;
+    for (int first = 0; first < words; first += CUDA_WARP) {
+        int own = first + lane < words ? __popc(bits[first + lane]) : 0, upto = own;
+        for (int d = 1; d < CUDA_WARP; d *= 2) {
+            int x = __shfl_up_sync(~0u, upto, d);
+            upto += lane >= d ? x : 0;
+        }
+        before[first + lane] = (uint16_t)(all + upto - own);
+        all += __shfl_sync(~0u, upto, CUDA_WARP - 1);
+    }
+    return all;
+}
+
+/* Words of a bitmap of all pages of a request, rounded up to whole rounds of a warp. */
+static __host__ __device__ __forceinline__ int join_words(const cuda_attention &job)
+{
+    return (pages_of(job.desc.max_kv_len) + CUDA_WARP * 32 - 1) / (CUDA_WARP * 32) * CUDA_WARP;
+}
+
+static __host__ __device__ __forceinline__ int join_bytes(const cuda_attention &job)
+{
+    return JOIN_WARPS * join_words(job) * (int)(sizeof(uint32_t) + sizeof(uint16_t));
+}
+
+/* Tiles of at most a warp's queries: a warp a tile. */
+static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS) join_few(const __grid_constant__ prefill_job job)
+{
+    extern __shared__ uint32_t all_bits[];
+    __shared__ uint32_t all_pages[JOIN_WARPS][MOST_ORDERED][8];
+    __shared__ union_page *unions[JOIN_WARPS];
+    __shared__ uint8_t all_kinds[JOIN_WARPS][MOST_ORDERED], all_ranks[JOIN_WARPS][MOST_ORDERED],
+        places[JOIN_WARPS][KINDS][MOST_ORDERED], all_left[JOIN_WARPS][KINDS], all_counts[JOIN_WARPS];
     const cuda_step &step = job.step;
-    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP, count = 0;
-    int64_t index = (int64_t)blockIdx.x * WARPS + warp, list = blockIdx.y;
+    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP, words = join_words(job), count = 0;
+    uint32_t *bits = all_bits + warp * words;
+    uint16_t *before = (uint16_t *)(all_bits + JOIN_WARPS * words) + warp * words;
+    int index = (int)blockIdx.x * JOIN_WARPS + warp, list = (int)blockIdx.y;
     cuda_tile tile = {};
+    grid_wait();
     if (index < step.num_tiles)
         tile = step.tiles[index];
-    if (tile.num_rows == 0)
-        return;
-    int64_t first = (list * step.total_q + tile.first_row) * step.topk;
-    union_page *to = job.own.unions + first;
-    tile_request request = begin_tile(job, tile, list, index, lane == 0);
-    extern __shared__ cuda_page lists[]; /* a warp's are tile_queries lists */
-    cuda_page *own_lists = lists + warp * step.query_tile * step.topk, *next = own_lists + lane * step.topk,
-              *end = next + step.topk;
-    for (int i = lane; i < tile.num_rows * step.topk; i += CUDA_WARP)
-        own_lists[i] = step.pages[first + i];
-    __syncwarp();
-    if (lane >= tile.num_rows)
-        next = end;
-    for (;;) {
-        cuda_page own = next < end ? *next : cuda_page{-1, -1};
-        int32_t logical = (int32_t)__reduce_min_sync(~0u, (uint32_t)own.logical); /* -1 is the largest */
-        if (logical < 0)
-            break;
-        uint32_t queries = __ballot_sync(~0u, own.logical == logical);
-        int32_t physical = __shfl_sync(~0u, own.physical, __ffs((int)queries) - 1);
-        next += own.logical == logical;
-        uint32_t some = (1u << job.width) - 1, low = queries >> 2 * lane * job.width & some,
-                 high = queries >> (2 * lane + 1) * job.width & some, word = low | high << 16;
-        word = lane == 6 ? (uint32_t)logical : lane == 7 ? (uint32_t)physical : word;
-        if (lane < 8)
-            (count < MOST_ORDERED ? page[warp][count] : (uint32_t *)(to + count))[lane] = word;
-        if (lane == 8)
-            write_source(job, request, logical, physical);
-        uint32_t words = __ballot_sync(~0u, lane < 2 * GROUPS && word);
-        if (lane == 9 && count < MOST_ORDERED)
-            kind[warp][count] = (uint8_t)((words & 3 ? 1 : 0) | (words & 12 ? 2 : 0) | (words & 48 ? 4 : 0));
-        count++;
+    if (tile.num_rows > 0) {
+        int64_t first = ((int64_t)list * step.total_q + tile.first_row) * step.topk;
+        tile_request request = begin_tile(job, tile, list, index, lane == 0);
+        int ids = tile.num_rows * step.topk;
+        words = (pages_of(request.kv_len) + 31) / 32;
+        for (int i = lane; i < words; i += CUDA_WARP)
+            bits[i] = 0;
+        __syncwarp();
+#pragma unroll 1
+        for (int i = lane; i < ids; i += CUDA_WARP) {
+            int32_t logical = step.pages[first + i].logical;
+            if (logical >= 0)
+                atomicOr(&bits[logical / 32], 1u << logical % 32);
+        }
+        __syncwarp();
+        count = count_bits(bits, words, before);
+        if (lane == 0)
+            job.own.tiles[(int64_t)list * step.num_tiles + index].size = count;
+        uint32_t(*pages)[8] =
+            count <= MOST_ORDERED ? all_pages[warp] : (uint32_t(*)[8])(job.own.unions + first); /* not ordered */
+#pragma unroll 1
+        for (int i = lane; i < count * 2; i += CUDA_WARP)
+            ((uint4 *)pages)[i] = make_uint4(0, 0, 0, 0);
+        __syncwarp();
+#pragma unroll 1
+        for (int i = lane; i < ids; i += CUDA_WARP) {
+            cuda_page own = step.pages[first + i];
+            if (own.logical < 0)
+                continue;
+            int query = (int)((uint32_t)i * job.topk_inverse >> 16),
+                in_warp = (int)((uint32_t)query * job.width_inverse >> 16),
+                bit = in_warp * WARP_ROWS + query - in_warp * job.width;
+            uint32_t *to =
+                pages[before[own.logical / 32] + __popc(bits[own.logical / 32] & ((1u << own.logical % 32) - 1))];
+            atomicOr(&to[bit / 32], 1u << bit % 32);
+            *(uint2 *)(to + 6) = make_uint2((uint32_t)own.logical, (uint32_t)own.physical); /* the same for all */
+        }
+        __syncwarp();
+        int left = 0; /* lane k: pages of kind k so far */
+        for (int begin = 0; begin < count; begin += CUDA_WARP) {
+            int i = begin + lane, kind = 0;
+            if (i < count) {
+                const uint32_t *own = pages[i];
+                kind = (own[0] | own[1] ? 1 : 0) | (own[2] | own[3] ? 2 : 0) | (own[4] | own[5] ? 4 : 0);
+                write_source(job, request, (int32_t)own[6], (int32_t)own[7]);
+            }
+            uint32_t same = 0, own_same = 0;
+#pragma unroll
+            for (int k = 1; k < KINDS; k++) {
+                uint32_t of_kind = __ballot_sync(~0u, kind == k);
+                same = kind == k ? of_kind : same;
+                own_same = lane == k ? of_kind : own_same;
+            }
+            int rank = __shfl_sync(~0u, left, kind) + __popc(same & ((1u << lane) - 1));
+            left += __popc(own_same);
+            if (count <= MOST_ORDERED && i < count) {
+                all_kinds[warp][i] = (uint8_t)kind;
+                all_ranks[warp][i] = (uint8_t)rank;
+            }
+        }
+        count = count <= MOST_ORDERED ? count : 0;
+        if (lane < KINDS)
+            all_left[warp][lane] = (uint8_t)left;
+        if (lane == 0)
+            unions[warp] = job.own.unions + first;
     }
     if (lane == 0)
-        job.own.tiles[list * step.num_tiles + index].size = count;
-    __syncwarp();
-    if (count <= MOST_ORDERED)
-        order_pages(kind[warp], count, place[warp], room[warp]);
-    __syncwarp();
-    for (int i = lane; i < min(count, MOST_ORDERED) * 8; i += CUDA_WARP)
-        ((uint32_t *)(to + (count <= MOST_ORDERED ? place[warp][i / 8] : i / 8)))[i % 8] = page[warp][i / 8][i % 8];
+        all_counts[warp] = (uint8_t)count;
+    __syncthreads();
+    if (warp == 0) {
+        int of = lane / KINDS;
+        order_pages(all_counts[of], all_counts[of] ? all_left[of][lane % KINDS] : 0, places[of][lane % KINDS]);
+    }
+    __syncthreads();
+    for (int i = lane; i < all_counts[warp] * 2; i += CUDA_WARP) {
+        int place = places[warp][all_kinds[warp][i / 2]][all_ranks[warp][i / 2]];
+        ((uint4 *)(unions[warp] + place))[i % 2] = ((uint4 *)all_pages[warp][i / 2])[i % 2];
+    }
 }
 
 /* Any tiles: a block a tile. Pages stay in ascending order. */
@@ -211,6 +288,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS) join_many(const __grid_co
     __shared__ uint32_t bits[PAGE_WORDS];
     __shared__ int before[PAGE_WORDS];
     const cuda_step &step = job.step;
+    grid_wait();
     cuda_tile tile = step.tiles[blockIdx.x];
     int64_t list = blockIdx.y, first = (list * step.total_q + tile.first_row) * step.topk;
     if (tile.num_rows == 0)
@@ -249,7 +327,13 @@ static __global__ void __launch_bounds__(JOIN_THREADS) join_many(const __grid_co
 
 /* ------------------------------------------------------------------------------------------------ images */
 
-enum { IMAGE_THREADS = 256, IMAGE_BLOCKS = 3 /* an SM */ };
+enum { IMAGE_THREADS = 256 };
+
+/* Blocks an SM; registers for a thread's part of 16-bit K and V are not there for three. */
+static constexpr int image_blocks(storage kv)
+{
+    return kv == STORAGE_HALF ? 2 : 3;
+}
 
 /* Where 16 bytes of a row of 128 lie. */
 static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
@@ -263,14 +347,14 @@ template <int WORDS>
 static __device__ __forceinline__ void place_run(uint8_t *image, int key, int run, const uint32_t (&word)[WORDS])
 {
     constexpr bool F16 = WORDS == 8;
-    uint32_t to = shared_address(image) + (F16 ? run / 4 * TILE_HALF : 0) + run % 4 * 4 +
-                  swizzled(key, F16 ? 0 : run / 4 * 4);
+    uint32_t to =
+        shared_address(image) + (F16 ? run / 4 * TILE_HALF : 0) + run % 4 * 4 + swizzled(key, F16 ? 0 : run / 4 * 4);
 #pragma unroll
     for (int i = 0; i < WORDS; i++)
         store_shared_32(to ^ 16 * i, word[i]);
 }
 
-/* K as rows of F16 in two halves, or of E4M3. */
+/* K as rows of 16-bit elements in two halves, or of E4M3. */
 template <storage STORAGE, bool FAST>
 static __device__ __forceinline__ void place_keys(const page_part<STORAGE, IMAGE_THREADS> &part, uint8_t *image)
 {
@@ -288,7 +372,9 @@ static __device__ __forceinline__ void place_keys(const page_part<STORAGE, IMAGE
             uint32_t word[4] = {x.x, x.y, y.x, y.y};
             place_run(image, key, run, word);
         };
-        if constexpr (STORAGE == STORAGE_E4M3 && FAST) {
+        if constexpr (STORAGE == STORAGE_HALF) {
+            *(uint4 *)(image + c / 8 * TILE_HALF + swizzled(key, c % 8)) = data;
+        } else if constexpr (STORAGE == STORAGE_E4M3 && FAST) {
             place_codes(c, make_uint2(data.x, data.y), make_uint2(data.z, data.w));
         } else if constexpr (STORAGE == STORAGE_E4M3) {
             place(c, widen_e4m3_8<OPERAND_F16>(data.x, data.y), widen_e4m3_8<OPERAND_F16>(data.z, data.w));
@@ -305,7 +391,7 @@ static __device__ __forceinline__ void place_keys(const page_part<STORAGE, IMAGE
     }
 }
 
-/* A thread's part of V: 16 elements of d of the four keys whose bytes are neighbours in an image. */
+/* A thread's part of V: of E4M3, 16 elements of d of the four keys whose bytes are neighbours in an image. */
 template <storage STORAGE> struct value_part {
     uint4 data[4]; /* NVFP4: the first half */
     uint8_t scale[4];
@@ -350,8 +436,35 @@ static __device__ __forceinline__ void turn_bytes(uint32_t a, uint32_t b, uint32
     out[3] = __byte_perm(high_ab, high_cd, 0x7632);
 }
 
+template <> struct value_part<STORAGE_HALF> : page_part<STORAGE_HALF, IMAGE_THREADS> {
+};
+
+static __device__ __forceinline__ void load_values(const page_rows &rows, int keys, value_part<STORAGE_HALF> &part)
+{
+    load_page<STORAGE_HALF, IMAGE_THREADS>(rows, keys, part);
+}
+
+/* 16-bit V: pairs of elements go where value_element wants them. Returns whether a value is not finite. */
+template <typename T>
+static __device__ __forceinline__ bool place_values(const value_part<STORAGE_HALF> &part, uint8_t *image)
+{
+    constexpr uint32_t EXPONENT = T::PV == WGMMA_BF16 ? 0x7F807F80 : 0x7C007C00;
+    bool bad = false;
+#pragma unroll
+    for (int i = 0; i < part.CHUNKS; i++) {
+        int key = (i * IMAGE_THREADS + (int)threadIdx.x) / 16, c = (int)threadIdx.x % 16; /* d = 8c.. = 32 (c/4) + .. */
+        uint32_t pair[4] = {part.data[i].x, part.data[i].y, part.data[i].z, part.data[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            bad |= __vcmpeq2(pair[j] & EXPONENT, EXPONENT) != 0;
+            *(uint32_t *)(image + c / 8 * TILE_HALF + swizzled(key, c / 4 % 2 * 4 + j) + c % 4 * 4) = pair[j];
+        }
+    }
+    return bad;
+}
+
 /* V transposed. Returns whether a code is NaN. */
-template <storage STORAGE>
+template <typename T, storage STORAGE>
 static __device__ __forceinline__ bool place_values(const value_part<STORAGE> &part, uint8_t *image)
 {
     uint32_t codes[4][4];
@@ -386,15 +499,17 @@ static __device__ __forceinline__ bool place_values(const value_part<STORAGE> &p
     return bad;
 }
 
-template <storage STORAGE, bool FAST>
-static __global__ void __launch_bounds__(IMAGE_THREADS, IMAGE_BLOCKS)
+template <storage STORAGE, typename T>
+static __global__ void __launch_bounds__(IMAGE_THREADS, image_blocks(STORAGE))
     write_images(const __grid_constant__ prefill_job job)
 {
     extern __shared__ __align__(128) uint8_t image[];
     const msa_attention_args &a = job.args;
-    int32_t first = job.own.first_page[job.requests[0]], last = job.own.first_page[job.requests[1]],
-            bytes = image_bytes(job);
+    grid_release();
+    int32_t first = job.own.first_page[job.requests[0]], last = job.own.first_page[job.requests[1]];
     int64_t pages = (int64_t)(last - first) * job.window.heads;
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *job.own.taken = 0; /* for the launch that follows */
     for (int64_t to = blockIdx.x; to < pages; to += gridDim.x) {
         int32_t head = job.window.first_head + (int32_t)(to % job.window.heads);
         int64_t list = head / job.list_heads,
@@ -415,21 +530,20 @@ static __global__ void __launch_bounds__(IMAGE_THREADS, IMAGE_BLOCKS)
                       (const uint8_t *)a.k_scale + at * a.k_scale_page_stride + head * a.k_scale_head_stride,
                       a.k_scale_token_stride, false},
             source.keys, keys);
-        load_values<STORAGE>(
-            page_rows{(const uint8_t *)a.v + at * a.v_page_stride + head * a.v_head_stride, a.v_token_stride,
-                      (const uint8_t *)a.v_scale + at * a.v_scale_page_stride + head * a.v_scale_head_stride,
-                      a.v_scale_token_stride, job.desc.v_scale_order == MSA_SCALE_QUAD},
-            source.keys, values);
+        load_values(page_rows{(const uint8_t *)a.v + at * a.v_page_stride + head * a.v_head_stride, a.v_token_stride,
+                              (const uint8_t *)a.v_scale + at * a.v_scale_page_stride + head * a.v_scale_head_stride,
+                              a.v_scale_token_stride, job.desc.v_scale_order == MSA_SCALE_QUAD},
+                    source.keys, values);
         if (threadIdx.x == 0)
             copy_bulk_wait();
         __syncthreads();
-        place_keys<STORAGE, FAST>(keys, image);
-        bool bad = place_values<STORAGE>(values, image + (FAST ? fast_types::K_BYTES : exact_types::K_BYTES));
+        place_keys<STORAGE, T::QK == WGMMA_E4M3>(keys, image);
+        bool bad = place_values<T>(values, image + T::K_BYTES);
         fence_async_reads();
         bad = __syncthreads_or(bad);
         if (threadIdx.x == 0) {
             job.own.unsafe[to] = bad;
-            copy_bulk_out(job.own.images + to * bytes, shared_address(image), (uint32_t)bytes);
+            copy_bulk_out(job.own.images + to * T::IMAGE_BYTES, shared_address(image), T::IMAGE_BYTES);
         }
     }
     if (threadIdx.x == 0)

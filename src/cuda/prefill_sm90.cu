@@ -11,7 +11,7 @@
  *
  * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
  * number that follows from capacities; the FP32 results are merged by the combine kernel. A row's bits depend on its
- * tile, so on its request, and on the plan.
+ * tile, so on its request, and on the plan; blocks take tasks as they get free, which changes none.
  *
  *                 stages          shared memory   registers: loaders, consumers (launch)
  *   E4M3 exact    3 x 48K         217 K           32, 160 (128)
@@ -20,8 +20,8 @@
  *
  * Arithmetic of a (query head, key) pair: 512 FLOP and one exponential. Floor of 16384 queries after 31360, 64/4 heads:
  * 940 us at the measured rates of F16 (861) and FP8 (1658 TFLOP/s) products, 640 us for `fast`; the exponentials take
- * 550 us. Measured there on an H200, 2026-11-29, Q8KV4, conversion included: even 1549 us, `fast` 1368, clustered
- * 2168; 16384 fresh, 16/1 heads, BF16: 594.
+ * 550 us. Measured there on an H200, 2026-11-29, Q8KV4, conversion included: even 1455 us, `fast` 1275, clustered
+ * 2000; 16384 fresh, 16/1 heads: Q8KV4 344, BF16 484.
  */
 #include "prefill_load_sm90.cuh"
 #include "splits.cuh"
@@ -33,25 +33,6 @@ static __device__ __forceinline__ int query_of_row(const prefill_job &job, int r
 {
     int query = row / job.ratio;
     return query < job.width ? query : WARP_ROWS - 1;
-}
-
-/* The warpgroup's 16-bit queries to shared memory, as an operand. Rows left over are zeros. */
-template <typename T>
-static __device__ __forceinline__ void fetch_queries(const prefill_job &job, memory<T> &m, const stage_info &info,
-                                                     int group)
-{
-    barrier_meet(1 + group, WARPGROUP); /* all are done with the last tile's */
-    int chunk = threadIdx.x % 16;
-    uint32_t to = shared_address(m.q[group]) + chunk / 8 * (GROUP_ROWS * 128);
-#pragma unroll
-    for (int row = threadIdx.x % WARPGROUP / 16; row < GROUP_ROWS; row += WARPGROUP / 16) {
-        const char *from = query_chunk(job, m, info.first_row, info.num_rows, info.head, group, row, chunk);
-        copy_async_16(to + swizzled(row, chunk % 8), from ? from : (const char *)job.args.q, from != nullptr);
-    }
-    copy_async_commit();
-    copy_async_wait<0>();
-    fence_async_reads();
-    barrier_meet(1 + group, WARPGROUP);
 }
 
 /* The lane's rows to where the job's results go. */
@@ -122,6 +103,13 @@ static __device__ __forceinline__ page_view look_at(const prefill_job &job, cons
     return view;
 }
 
+/* Waits for a stage. Returns the warpgroup's flags. */
+template <typename T> static __device__ __forceinline__ int32_t wait_flags(memory<T> &m, const turn &at, int group)
+{
+    wait_full(m, at);
+    return uniform(m.info[stage_of(at)].group[group].flags);
+}
+
 template <typename T> static __device__ __forceinline__ void attend_tiles(const prefill_job &job, memory<T> &m)
 {
     int group = uniform(threadIdx.x / WARPGROUP) - 1;
@@ -129,44 +117,49 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
     row_state o;
     clear(o);
     turn at = {0};
+    int32_t flags = wait_flags(m, at, group), next_flags;
 #pragma unroll 1
-    for (;;) {
-        wait_full(m, at);
-        int32_t flags = uniform(m.info[stage_of(at)].group[group].flags);
-        if (flags & STAGE_END)
-            return;
+    for (; !(flags & STAGE_END); flags = next_flags) {
         if (flags & STAGE_FIRST) {
-            if constexpr (T::E4M3)
-                barrier_wait(shared_address(&m.q_full[group]), flags & STAGE_ODD ? 1 : 0);
-            else
-                fetch_queries(job, m, m.info[stage_of(at)], group);
+            barrier_wait(shared_address(&m.q_full[group]), flags & STAGE_ODD ? 1 : 0);
             clear(o);
         }
         auto queries_used = [&] {
-            if (T::E4M3 && flags & STAGE_LAST && threadIdx.x % CUDA_WARP == 0)
+            if (flags & STAGE_LAST && threadIdx.x % CUDA_WARP == 0)
                 barrier_arrive(shared_address(&m.q_empty[group]));
         };
         auto look = [&] { return look_at(job, m, stage_of(at), group); };
         auto values = [&]() -> uint32_t {
-            if (T::E4M3)
-                return matrix_low(shared_address(m.stage[stage_of(at)])) + T::K_BYTES / 16;
-            pass_stage(m, at);
-            wait_full(m, at);
-            return matrix_low_turned(shared_address(m.stage[stage_of(at)]), TILE_HALF);
-        };
-        if (!(flags & STAGE_NONE)) {
-            attend_page<T>(o, q, matrix_low(shared_address(m.stage[stage_of(at)])),
-                           m.info[stage_of(at)].group[group].scale, look, queries_used, values);
-        } else {
-            queries_used();
-            if (!T::E4M3) {
+            if constexpr (shape<T>::PARTS == 2) {
                 pass_stage(m, at);
                 wait_full(m, at);
             }
+            return matrix_low(shared_address(m.stage[stage_of(at)])) + (shape<T>::STAGE_BYTES - T::V_BYTES) / 16;
+        };
+        auto meanwhile = [&] { /* in the shade of the products */
+                               turn next = at;
+                               advance<T>(next);
+                               next_flags = wait_flags(m, next, group);
+        };
+        uint32_t k = matrix_low(shared_address(m.stage[stage_of(at)]));
+        float scale = m.info[stage_of(at)].group[group].scale;
+        if (flags & STAGE_FULL) { /* most pages, without what only others need */
+            auto full = [] {
+                int any = 1;
+                if (!T::E4M3) /* unknown to the compiler, so that 16-bit P comes after a branch, see attend_page */
+                    asm volatile("mov.b32 %0, 1;" : "=r"(any));
+                return page_view{any != 0, true, {true, true}, false, {0, 0}};
+            };
+            attend_page<T>(o, q, k, scale, full, queries_used, values, meanwhile);
+        } else if (!(flags & STAGE_NONE)) {
+            attend_page<T>(o, q, k, scale, look, queries_used, values, meanwhile);
+        } else {
+            queries_used();
+            values();
+            meanwhile();
         }
-        const stage_info &info = m.info[stage_of(at)];
-        if (uniform(info.group[group].flags) & STAGE_LAST)
-            write_results(job, m, o, info, group);
+        if (flags & STAGE_LAST)
+            write_results(job, m, o, m.info[stage_of(at)], group);
         pass_stage(m, at);
     }
 }
@@ -180,7 +173,7 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
     memory<T> &m = *(memory<T> *)shared;
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape<T>::STAGES; i++) {
-            barrier_init(shared_address(&m.full[i]), shape<T>::FULL);
+            barrier_init(shared_address(&m.full[i]), 1);
             barrier_init(shared_address(&m.empty[i]), GROUPS * GROUP_WARPS);
         }
         for (int g = 0; g < GROUPS; g++) {
@@ -188,18 +181,17 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
             barrier_init(shared_address(&m.q_empty[g]), GROUP_WARPS);
         }
         barrier_init(shared_address(&m.landed), 1);
-        m.landings = m.tasks = 0;
+        m.landings = 0;
         m.list = find_tasks(job);
         fence_barriers();
     }
     if (threadIdx.x < WARP_ROWS)
         m.query[threadIdx.x] = (uint8_t)query_of_row(job, threadIdx.x);
+    grid_wait(); /* for the images */
     __syncthreads();
     if (uniform(threadIdx.x / WARPGROUP) == 0) {
         fewer_registers<shape<T>::LOAD_REGISTERS>();
-        if constexpr (!shape<T>::IMAGES)
-            load_pages(job, m);
-        else if (threadIdx.x < CUDA_WARP)
+        if (threadIdx.x < CUDA_WARP)
             load_images(job, m);
         else
             load_queries(job, m, threadIdx.x / CUDA_WARP - 1);
@@ -215,7 +207,7 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
 static const struct cuda_attention_kernel *other_kernel(const struct cuda_attention *job)
 {
     const msa_attention_desc *desc = &job->desc;
-    int few = has_images(*job) ? job->num_sms : job->num_sms / 2;
+    int few = desc->q_dtype == MSA_E4M3 ? job->num_sms : job->num_sms / 2;
     return desc->partials ? &attention_smxx : desc->max_total_q * desc->num_kv_heads <= few ? &decode_sm90 : nullptr;
 }
 
@@ -227,7 +219,7 @@ static bool plan(struct cuda_attention *job)
     if (desc->strategy == MSA_STRATEGY_PAGE_MAJOR)
         return false;
     job->step.query_tile = tile_queries(*job);
-    if (has_images(*job))
+    if (desc->q_dtype == MSA_E4M3)
         job->precision = desc->precision;
     int64_t tasks = most_tasks(*job);
     if (tasks < job->num_sms && tasks)
@@ -241,22 +233,15 @@ static cudaError_t prepare(const struct cuda_attention *job, cudaStream_t stream
     if (other_kernel(job) || job->step.num_tiles == 0)
         return cudaSuccess;
     prefill_job all = make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads});
-    cudaError_t error = cudaSuccess;
-    if (has_images(*job))
-        error = cudaMemsetAsync(all.own.sources, 0xFF,
-                                (size_t)job->step.lists * job->desc.max_batch * pages_of(job->desc.max_kv_len) *
-                                    sizeof(image_source),
-                                stream);
-    if (!error)
-        error = launch(find_windows, 1, SCAN_THREADS, 0, false, stream, all);
+    cudaError_t error = launch(find_windows, 1 + grid_blocks(num_sources(all), SCAN_THREADS), SCAN_THREADS, 0,
+                               job->dependent_launch, stream, all);
     if (error)
         return error;
     unsigned tiles = (unsigned)job->step.num_tiles, lists = (unsigned)job->step.lists;
     if (tile_queries(*job) <= CUDA_WARP)
-        return launch(join_few, dim3(grid_blocks(tiles, JOIN_THREADS / CUDA_WARP), lists), JOIN_THREADS,
-                      JOIN_THREADS / CUDA_WARP * tile_queries(*job) * job->step.topk * sizeof(cuda_page), false, stream,
-                      all);
-    return launch(join_many, dim3(tiles, lists), JOIN_THREADS, 0, false, stream, all);
+        return launch(join_few, dim3(grid_blocks(tiles, JOIN_WARPS), lists), JOIN_THREADS, join_bytes(*job),
+                      job->dependent_launch, stream, all);
+    return launch(join_many, dim3(tiles, lists), JOIN_THREADS, 0, job->dependent_launch, stream, all);
 }
 
 template <typename T> static cudaError_t launch_attend(prefill_job job, cudaStream_t stream)
@@ -264,42 +249,45 @@ template <typename T> static cudaError_t launch_attend(prefill_job job, cudaStre
     cudaError_t error = cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
     int64_t tasks = (int64_t)job.step.num_tiles * job.window.heads * job.num_splits;
     job.blocks = (uint32_t)(tasks < job.num_sms ? tasks : job.num_sms);
-    return error ? error : launch(attend<T>, job.blocks, shape<T>::THREADS, sizeof(memory<T>), false, stream, job);
+    return error
+               ? error
+               : launch(attend<T>, job.blocks, shape<T>::THREADS, sizeof(memory<T>), job.dependent_launch, stream, job);
 }
 
-template <storage STORAGE, bool FAST>
+template <storage STORAGE, typename T>
 static cudaError_t convert_and_attend(const struct cuda_attention *job, cudaStream_t stream)
 {
-    int bytes = image_bytes(*job);
     window_size size = size_of_window(*job);
     cudaError_t error =
-        cudaFuncSetAttribute(write_images<STORAGE, FAST>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        cudaFuncSetAttribute(write_images<STORAGE, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::IMAGE_BYTES);
     for (int32_t head = 0; !error && head < job->desc.num_kv_heads; head += size.heads)
         for (int32_t i = 0; !error && i < num_windows(*job, job->step.batch); i++) {
             int32_t left = job->desc.num_kv_heads - head;
             uint32_t heads = (uint32_t)(left < size.heads ? left : size.heads);
             prefill_job part = make_job(*job, {(uint32_t)i, (uint32_t)head, heads});
-            error = launch(write_images<STORAGE, FAST>, (unsigned)(job->num_sms * IMAGE_BLOCKS), IMAGE_THREADS, bytes,
-                           false, stream, part);
+            error = launch(write_images<STORAGE, T>, (unsigned)(job->num_sms * image_blocks(STORAGE)), IMAGE_THREADS,
+                           T::IMAGE_BYTES, false, stream, part);
             if (!error)
-                error = FAST ? launch_attend<fast_types>(part, stream) : launch_attend<exact_types>(part, stream);
+                error = launch_attend<T>(part, stream);
         }
     return error;
 }
 
 static cudaError_t attend_all(const struct cuda_attention *job, cudaStream_t stream)
 {
-    if (!has_images(*job)) {
-        prefill_job all = make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads});
-        return job->desc.kv_dtype == MSA_BF16 ? launch_attend<bf16_types>(all, stream)
-                                              : launch_attend<fp16_types>(all, stream);
-    }
     bool fast = job->precision == MSA_PRECISION_FAST;
-    if (job->desc.kv_dtype == MSA_E4M3)
-        return fast ? convert_and_attend<STORAGE_E4M3, true>(job, stream)
-                    : convert_and_attend<STORAGE_E4M3, false>(job, stream);
-    return fast ? convert_and_attend<STORAGE_NVFP4_E4M3, true>(job, stream)
-                : convert_and_attend<STORAGE_NVFP4_E4M3, false>(job, stream);
+    switch (job->desc.kv_dtype) {
+    case MSA_BF16:
+        return convert_and_attend<STORAGE_HALF, bf16_types>(job, stream);
+    case MSA_FP16:
+        return convert_and_attend<STORAGE_HALF, fp16_types>(job, stream);
+    case MSA_E4M3:
+        return fast ? convert_and_attend<STORAGE_E4M3, fast_types>(job, stream)
+                    : convert_and_attend<STORAGE_E4M3, exact_types>(job, stream);
+    default:
+        return fast ? convert_and_attend<STORAGE_NVFP4_E4M3, fast_types>(job, stream)
+                    : convert_and_attend<STORAGE_NVFP4_E4M3, exact_types>(job, stream);
+    }
 }
 
 static cudaError_t run(const struct cuda_attention *job, cudaStream_t stream)
@@ -311,7 +299,8 @@ static cudaError_t run(const struct cuda_attention *job, cudaStream_t stream)
     if (job->num_splits == 1)
         return attend_all(job, stream);
     cuda_attention split = *job;
-    split.result = split_results(job, own_memory(*job).states); /* a split without a page of a row's is an empty state */
+    split.result =
+        split_results(job, own_memory(*job).states); /* a split without a page of a row's is an empty state */
     cudaError_t error = attend_all(&split, stream);
     return error ? error : merge_splits(job, split.result, false, stream);
 }

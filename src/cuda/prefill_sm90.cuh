@@ -5,13 +5,14 @@
  *
  *   tile      the queries of a block: 3 warpgroups of 4 warps of as many whole queries as 16 rows hold
  *   union     the pages that a tile's queries selected, each once, with a bit for every query
- *   image     one page of one KV head as the products' operands: K in F16 (E4M3 for `fast`), then V in E4M3, turned.
- *             Keys past the request's length are zeros. Only pages that some query selected are made
+ *   image     one page of one KV head as the products' operands: K in F16 (E4M3 for `fast`), then V in E4M3, turned;
+ *             with 16-bit queries both as they are, swizzled. Keys past the request's length are zeros. Only pages
+ *             that some query selected are made
  *   window    the requests and KV heads whose images are there at once. A step's windows follow each other
  *
- * Memory: at most MAX_IMAGES images (48 KB; 32 KB for `fast`), 768 MB, whatever the capacities: a window has
- * window_heads heads and requests that begin within window_pages pages; the last one may reach max_pages further.
- * Without E4M3 queries there are no images, and one window.
+ * Memory: at most 768 MB of images (48 KB; 32 KB for `fast`, 64 KB with 16-bit queries), whatever the capacities: a
+ * window has window_heads heads and requests that begin within window_pages pages; the last one may reach max_pages
+ * further.
  */
 #ifndef MSA_CUDA_PREFILL_SM90_CUH
 #define MSA_CUDA_PREFILL_SM90_CUH
@@ -20,7 +21,7 @@
 #include "attention_sm90.cuh"
 #include "page.cuh"
 
-enum { GROUPS = 3, GROUP_WARPS = 4, MAX_IMAGES = 16384 };
+enum { GROUPS = 3, GROUP_WARPS = 4, IMAGE_MEMORY = 768 << 20 };
 
 /* A page of a union. */
 struct union_page {
@@ -49,21 +50,23 @@ struct prefill_memory {
     union_tile *tiles;      /* [lists][num_tiles] */
     int32_t *first_page;    /* [batch + 1] pages before each request */
     int32_t *first_request; /* [windows + 1] of a window */
+    uint32_t *taken;        /* tasks of a window that blocks have asked for */
     image_source *sources;  /* [lists][max_batch * max_pages] */
     float *states;          /* of splits: results, maxima, sums */
     uint8_t *unsafe;        /* [images] some value that a query of the request sees is not finite */
     size_t bytes;
 };
 
-static __host__ __device__ __forceinline__ bool has_images(const cuda_attention &job)
-{
-    return job.desc.q_dtype == MSA_E4M3;
-}
-
 static __host__ __device__ __forceinline__ int32_t image_bytes(const cuda_attention &job)
 {
-    return job.precision == MSA_PRECISION_FAST ? fast_types::K_BYTES + fast_types::V_BYTES
-                                               : exact_types::K_BYTES + exact_types::V_BYTES;
+    return job.desc.q_dtype != MSA_E4M3          ? bf16_types::IMAGE_BYTES
+           : job.precision == MSA_PRECISION_FAST ? fast_types::IMAGE_BYTES
+                                                 : exact_types::IMAGE_BYTES;
+}
+
+static __host__ __device__ __forceinline__ int32_t most_images(const cuda_attention &job)
+{
+    return IMAGE_MEMORY / image_bytes(job);
 }
 
 static __host__ __device__ __forceinline__ int32_t warp_queries(const cuda_attention &job)
@@ -88,16 +91,22 @@ struct window_size {
 
 static __host__ __device__ __forceinline__ window_size size_of_window(const cuda_attention &job)
 {
-    int32_t max_pages = pages_of(job.desc.max_kv_len), heads = max_pages ? MAX_IMAGES / (2 * max_pages) : MAX_IMAGES;
+    int32_t max_pages = pages_of(job.desc.max_kv_len), most = most_images(job),
+            heads = max_pages ? most / (2 * max_pages) : most;
     heads = heads < 1 ? 1 : heads < job.desc.num_kv_heads ? heads : job.desc.num_kv_heads;
-    return window_size{heads, MAX_IMAGES / heads - max_pages};
+    return window_size{heads, most / heads - max_pages};
 }
 
 /* Windows of so many requests, for each group of heads. */
 static __host__ __device__ __forceinline__ int32_t num_windows(const cuda_attention &job, int64_t batch)
 {
     int64_t size = size_of_window(job).pages, max_pages = pages_of(job.desc.max_kv_len), pages = batch * max_pages;
-    return has_images(job) && pages > size + max_pages ? (int32_t)((pages + size - 1) / size) : 1;
+    return pages > size + max_pages ? (int32_t)((pages + size - 1) / size) : 1;
+}
+
+static __host__ __device__ __forceinline__ int64_t num_sources(const cuda_attention &job)
+{
+    return (int64_t)job.step.lists * job.desc.max_batch * pages_of(job.desc.max_kv_len);
 }
 
 /* Tasks of a full step. */
@@ -113,8 +122,7 @@ static __host__ __device__ __forceinline__ prefill_memory own_memory(const cuda_
     int64_t batch = desc.max_batch, rows = desc.max_total_q, lists = desc.num_lists,
             max_pages = pages_of(desc.max_kv_len);
     int64_t tiles = rows / tile_queries(job) + batch, pages = batch * max_pages;
-    int64_t images = pages * desc.num_kv_heads < MAX_IMAGES ? pages * desc.num_kv_heads : MAX_IMAGES;
-    images = has_images(job) ? images : 0;
+    int64_t images = pages * desc.num_kv_heads < most_images(job) ? pages * desc.num_kv_heads : most_images(job);
     /* A plan that splits has fewer than 2 * num_sms tasks. The size is that bound, so that it grows with every
      * capacity. */
     int64_t states = rows * desc.num_q_heads * MSA_MAX_SPLITS, most = 2ll * job.num_sms * GROUPS * GROUP_ROWS;
@@ -130,9 +138,10 @@ static __host__ __device__ __forceinline__ prefill_memory own_memory(const cuda_
     m.unsafe = (uint8_t *)take(images);
     m.unions = (union_page *)take(lists * rows * desc.topk * (int64_t)sizeof(union_page));
     m.tiles = (union_tile *)take(lists * tiles * (int64_t)sizeof(union_tile));
-    m.sources = (image_source *)take(has_images(job) ? lists * pages * (int64_t)sizeof(image_source) : 0);
+    m.sources = (image_source *)take(num_sources(job) * (int64_t)sizeof(image_source));
     m.first_page = (int32_t *)take((batch + 1) * 4);
     m.first_request = (int32_t *)take((num_windows(job, batch) + 1) * 4);
+    m.taken = (uint32_t *)take(4);
     m.states = (float *)take(states * (MSA_HEAD_DIM + 2) * 4);
     m.bytes = (size_t)(at - (char *)job.memory);
     return m;
@@ -143,23 +152,17 @@ struct prefill_window {
     uint32_t index, first_head, heads;
 };
 
-/* K or V. */
-struct prefill_cache {
-    const uint8_t *data;
-    int64_t page_stride, head_stride, token_stride;
-};
-
 /* What the kernels get. */
 struct prefill_job : cuda_attention {
     prefill_memory own;
     prefill_window window;
-    prefill_cache cache[2];
     const int32_t *requests; /* the window's first, and the first past it */
     uint32_t blocks;
-    int32_t width;       /* whole queries of a warp */
-    uint32_t list_heads; /* KV heads that share a list */
-    float log2_one;      /* of a term of 1: a constant that the compiler must not know, see write_results */
-    float scale;         /* of logits in log2 units, but for the tensors' own factors */
+    int32_t width;                        /* whole queries of a warp */
+    uint32_t width_inverse, topk_inverse; /* 2^16 by these, rounded up: for quotients of small numbers */
+    uint32_t list_heads;                  /* KV heads that share a list */
+    float log2_one; /* of a term of 1: a constant that the compiler must not know, see write_results */
+    float scale;    /* of logits in log2 units, but for the tensors' own factors */
 };
 
 static inline prefill_job make_job(const cuda_attention &job, const prefill_window &window)
@@ -168,13 +171,11 @@ static inline prefill_job make_job(const cuda_attention &job, const prefill_wind
     (cuda_attention &)made = job;
     made.own = own_memory(job);
     made.window = window;
-    made.cache[0] = {(const uint8_t *)job.args.k, job.args.k_page_stride, job.args.k_head_stride,
-                     job.args.k_token_stride};
-    made.cache[1] = {(const uint8_t *)job.args.v, job.args.v_page_stride, job.args.v_head_stride,
-                     job.args.v_token_stride};
     made.requests = made.own.first_request + window.index;
     made.width = warp_queries(job);
-    made.log2_one = has_images(job) ? LOG2_448 : 0;
+    made.width_inverse = 65536u / (uint32_t)made.width + 1;
+    made.topk_inverse = 65536u / (uint32_t)job.step.topk + 1;
+    made.log2_one = job.desc.q_dtype == MSA_E4M3 ? LOG2_448 : 0;
     made.list_heads = (uint32_t)(job.desc.num_kv_heads / job.step.lists);
     made.scale = finite_scale((double)job.desc.sm_scale * 1.44269504088896340736);
     return made;

@@ -133,41 +133,67 @@ static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step
 /* ------------------------------------------------------------------------------------------------ lists */
 
 /* LANES lanes a list of a row, a lane an id: a warp or, for short lists, half of one. An id's place is the number of
- * smaller ones; of equal ones the first lane's stays. */
-template <int LANES> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
+ * smaller ones; of equal ones the first lane's stays. EACH lists follow each other, so that their loads, of which each
+ * needs the one before, wait together. */
+template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
 {
+    constexpr int AT_ONCE = ROW_THREADS / LANES;
     int lane = threadIdx.x % LANES, part = threadIdx.x % CUDA_WARP / LANES; /* of the warp */
-    int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / LANES) + threadIdx.x / LANES, list = blockIdx.y;
-    cuda_row where = row < step.total_q ? step.rows[row] : cuda_row{-1, -1};
-    bool valid = where.request >= 0;
-    int32_t id = -1;
-    if (valid && lane < step.topk)
-        id = ((const int32_t *)((const char *)step.list + list * step.list_head_stride +
-                                row * step.list_row_stride))[lane];
-    if (__any_sync(~0u, id < -1 || id >= step.max_pages)) {
-        if (threadIdx.x % CUDA_WARP == 0)
-            atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
-        id = id < -1 || id >= step.max_pages ? -1 : id;
+    int64_t first = (int64_t)blockIdx.x * (AT_ONCE * EACH) + threadIdx.x / LANES, list = blockIdx.y;
+    cuda_row where[EACH];
+    int32_t id[EACH], kv_len[EACH], physical[EACH], place[EACH], count[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        int64_t row = first + e * AT_ONCE;
+        where[e] = row < step.total_q ? step.rows[row] : cuda_row{-1, -1};
     }
-    int32_t first_key = id * MSA_PAGE_SIZE; /* below 2^20 */
-    bool visible = id >= 0 && first_key <= where.position && first_key < step.requests[where.request].kv_len;
-    uint32_t same = __match_any_sync(~0u, (visible ? id : -1) * (CUDA_WARP / LANES) + part);
-    visible &= __ffs((int)same) - 1 == (int)threadIdx.x % CUDA_WARP;
-    int place = 0;
-    for (int other = 0; other < step.topk; other++) {
-        int32_t theirs = __shfl_sync(~0u, visible ? id : INT32_MAX, other, LANES);
-        place += theirs < id;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        int64_t row = first + e * AT_ONCE;
+        bool valid = where[e].request >= 0;
+        id[e] = valid && lane < step.topk ? ((const int32_t *)((const char *)step.list + list * step.list_head_stride +
+                                                               row * step.list_row_stride))[lane]
+                                          : -1;
+        kv_len[e] = valid ? step.requests[where[e].request].kv_len : 0;
     }
-    int count = __popc(__ballot_sync(~0u, visible) >> part * LANES & (uint32_t)(~0ull >> (64 - LANES)));
-    if (!valid)
-        return;
-    cuda_page *pages = step.pages + (list * step.total_q + row) * step.topk;
-    if (visible) {
-        const char *table = (const char *)step.page_table + where.request * step.page_table_stride;
-        pages[place] = cuda_page{id, ((const int32_t *)table)[id]};
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        if (__any_sync(~0u, id[e] < -1 || id[e] >= step.max_pages)) {
+            if (threadIdx.x % CUDA_WARP == 0)
+                atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
+            id[e] = id[e] < -1 || id[e] >= step.max_pages ? -1 : id[e];
+        }
+        int32_t first_key = id[e] * MSA_PAGE_SIZE; /* below 2^20 */
+        bool visible = id[e] >= 0 && first_key <= where[e].position && first_key < kv_len[e];
+        uint32_t same = __match_any_sync(~0u, (visible ? id[e] : -1) * (CUDA_WARP / LANES) + part);
+        visible &= __ffs((int)same) - 1 == (int)threadIdx.x % CUDA_WARP;
+        physical[e] =
+            visible
+                ? ((const int32_t *)((const char *)step.page_table + where[e].request * step.page_table_stride))[id[e]]
+                : -1;
+        int smaller = 0;
+        for (int other = 0; other < step.topk; other++)
+            smaller += __shfl_sync(~0u, visible ? id[e] : INT32_MAX, other, LANES) < id[e];
+        place[e] = visible ? smaller : -1;
+        count[e] = __popc(__ballot_sync(~0u, visible) >> part * LANES & (uint32_t)(~0ull >> (64 - LANES)));
     }
-    if (lane >= count && lane < step.topk)
-        pages[lane] = cuda_page{-1, -1};
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        if (where[e].request < 0)
+            continue;
+        cuda_page *pages = step.pages + (list * step.total_q + first + e * AT_ONCE) * step.topk;
+        if (place[e] >= 0)
+            pages[place[e]] = cuda_page{id[e], physical[e]};
+        if (lane >= count[e] && lane < step.topk)
+            pages[lane] = cuda_page{-1, -1};
+    }
+}
+
+template <int LANES, int EACH> static cudaError_t launch_pages(const struct cuda_step &step, cudaStream_t stream)
+{
+    return launch(write_pages<LANES, EACH>,
+                  dim3(grid_blocks(step.total_q, ROW_THREADS / LANES * EACH), (unsigned)step.lists), ROW_THREADS, 0,
+                  false, stream, step);
 }
 
 /* ------------------------------------------------------------------------------------------------ steps */
@@ -196,14 +222,12 @@ cudaError_t prepare_smxx(const struct cuda_step *step, cudaStream_t stream)
     if (!error)
         error = launch(write_rows, grid_blocks(step->total_q, ROW_THREADS), ROW_THREADS, 0, step->dependent_launch,
                        stream, *step);
-    constexpr int HALF = CUDA_WARP / 2;
-    unsigned lists = (unsigned)step->lists;
-    if (!error && lists && step->topk <= HALF)
-        error = launch(write_pages<HALF>, dim3(grid_blocks(step->total_q, ROW_THREADS / HALF), lists), ROW_THREADS, 0,
-                       false, stream, *step);
-    else if (!error && lists)
-        error = launch(write_pages<CUDA_WARP>, dim3(grid_blocks(step->total_q, ROW_THREADS / CUDA_WARP), lists),
-                       ROW_THREADS, 0, false, stream, *step);
+    constexpr int HALF = CUDA_WARP / 2, MANY = 8192; /* lists; fewer do not fill a GPU four at a time */
+    bool many = (int64_t)step->total_q * step->lists >= MANY;
+    if (!error && step->lists && step->topk <= HALF)
+        error = many ? launch_pages<HALF, 4>(*step, stream) : launch_pages<HALF, 1>(*step, stream);
+    else if (!error && step->lists)
+        error = many ? launch_pages<CUDA_WARP, 4>(*step, stream) : launch_pages<CUDA_WARP, 1>(*step, stream);
     if (!error && step->first_step)
         error = launch(add_steps, 1, SCAN_THREADS, 0, step->dependent_launch, stream, *step);
     return error;

@@ -66,6 +66,11 @@ static __device__ inline void copy_async_4(uint32_t to, const void *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+static __device__ inline void prefetch_l2(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 /* Ends a group of this thread's copies; all but the last PENDING groups have arrived after copy_async_wait. */
 static __device__ inline void copy_async_commit(void)
 {
@@ -166,12 +171,6 @@ static __device__ inline uint32_t matrix_low(uint32_t address)
     return address >> 4 | 1 << 16;
 }
 
-/* Where columns are innermost: the distance of a matrix' halves of 128 bytes of columns is the leading offset. */
-static __device__ inline uint32_t matrix_low_turned(uint32_t address, uint32_t distance)
-{
-    return address >> 4 | distance >> 4 << 16;
-}
-
 static __device__ inline uint64_t matrix_of_low(uint32_t low)
 {
     uint64_t descriptor;
@@ -237,22 +236,21 @@ static __device__ inline void wgmma_64x128(float (&sum)[64], const uint32_t *a, 
 }
 #undef WGMMA_64X128
 
-#define WGMMA_64X128(shape_and_types, flags)                                                                      \
-    asm volatile(                                                                                                 \
-        "{\n"                                                                                                     \
-        ".reg .pred p;\n"                                                                                         \
-        "setp.ne.b32 p, %66, 0;\n"                                                                                \
-        "wgmma.mma_async.sync.aligned." shape_and_types " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "    \
-        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "    \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "    \
-        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, " flags ";\n"                  \
-        "}"                                                                                                       \
-        : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24), SUM_8(32), SUM_8(40), SUM_8(48), SUM_8(56)                    \
+#define WGMMA_64X128(shape_and_types, flags)                                                                   \
+    asm volatile(                                                                                              \
+        "{\n"                                                                                                  \
+        ".reg .pred p;\n"                                                                                      \
+        "setp.ne.b32 p, %66, 0;\n"                                                                             \
+        "wgmma.mma_async.sync.aligned." shape_and_types " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, " \
+        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
+        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, " flags ";\n"               \
+        "}"                                                                                                    \
+        : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24), SUM_8(32), SUM_8(40), SUM_8(48), SUM_8(56)                 \
         : "l"(a), "l"(b), "r"(add))
 
 /* The same with a in shared memory as well, K-major. */
-template <wgmma_type TYPE>
-static __device__ inline void wgmma_64x128(float (&sum)[64], uint64_t a, uint64_t b, int add)
+template <wgmma_type TYPE> static __device__ inline void wgmma_64x128(float (&sum)[64], uint64_t a, uint64_t b, int add)
 {
     if (TYPE == WGMMA_E4M3)
         WGMMA_64X128("m64n128k32.f32.e4m3.e4m3", "1, 1");
@@ -263,28 +261,28 @@ static __device__ inline void wgmma_64x128(float (&sum)[64], uint64_t a, uint64_
 }
 #undef WGMMA_64X128
 
-#define WGMMA_64X128(shape_and_types)                                                                             \
-    asm volatile(                                                                                                 \
-        "{\n"                                                                                                     \
-        "wgmma.mma_async.sync.aligned." shape_and_types " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "    \
-        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "    \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "    \
-        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"   \
-        "}"                                                                                                       \
-        : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24), SUM_8(32), SUM_8(40), SUM_8(48), SUM_8(56)                    \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define WGMMA_64X64_TURNED(types)                                                                                  \
+    asm volatile("{\n"                                                                                             \
+                 ".reg .pred p;\n"                                                                                 \
+                 "setp.ne.b32 p, %37, 0;\n"                                                                        \
+                 "wgmma.mma_async.sync.aligned.m64n64k16." types " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, " \
+                 "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
+                 "%30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"                                             \
+                 "}"                                                                                               \
+                 : SUM_8(0), SUM_8(8), SUM_8(16), SUM_8(24)                                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-/* sum += a * b, 16-bit elements, a in registers. b lies with its columns innermost, in two halves of 64 columns: 16
- * rows of 128 bytes, swizzled. The descriptor's leading offset is the halves' distance. */
+/* The same for 64 columns and 16-bit elements, a in registers, b with its columns innermost: 16 rows of 128 bytes,
+ * swizzled. */
 template <wgmma_type TYPE>
-static __device__ inline void wgmma_64x128_turned(float (&sum)[64], const uint32_t *a, uint64_t b)
+static __device__ inline void wgmma_64x64_turned(float (&sum)[32], const uint32_t *a, uint64_t b, int add)
 {
     if (TYPE == WGMMA_F16)
-        WGMMA_64X128("m64n128k16.f32.f16.f16");
+        WGMMA_64X64_TURNED("f32.f16.f16");
     else
-        WGMMA_64X128("m64n128k16.f32.bf16.bf16");
+        WGMMA_64X64_TURNED("f32.bf16.bf16");
 }
-#undef WGMMA_64X128
+#undef WGMMA_64X64_TURNED
 #undef SUM_8
 
 #endif
