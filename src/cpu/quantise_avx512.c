@@ -14,7 +14,7 @@
  * thresholds of the lower bits chosen by the higher ones. Odd codes start above their midpoint, even ones at it.
  *
  * Floor: bytes read and written at the machine's copy rate. Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc
- * 12, BF16 rows out of cache): E4M3 77 % of it, NVFP4 39 %; cache write 64 and 35 %.
+ * 12, BF16), best cycles an element in cache: E4M3 0.32, where the factor is no power of two 0.72; NVFP4 0.71 and 1.2.
  */
 #include "../number.h"
 #include "kernels.h"
@@ -226,68 +226,50 @@ INLINE struct batch load_batch(const char *src, enum cpu_source source, int coun
     return batch;
 }
 
-/* Where the codes of all eight blocks begin: code i at lanes 8 * (i & 1) and up of [i / 2]. BF16 holds it exactly. */
-struct thresholds {
-    __m512i code[4];
-};
-
-INLINE struct thresholds thresholds_of(__m256 scale)
+/* Where the codes of two blocks begin: eight 32-bit slots a block, in the order that e2m1_codes looks them up. BF16, the upper
+ * half of a slot, holds them exactly. */
+INLINE __m512i thresholds_of(__m256 scale, int pair)
 {
-    static const float midpoint[8] = {0, 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
-    struct thresholds t;
-    __m512 twice = _mm512_broadcast_f32x8(scale);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        __m512 both =
-            _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(midpoint[2 * i]), _mm512_set1_ps(midpoint[2 * i + 1]));
-        t.code[i] = _mm512_castps_si512(_mm512_mul_ps(twice, both));
-    }
-    return t;
+    /* of the codes                           1      4      3      2      5     -  7  6 */
+    const __m512 midpoints =
+        _mm512_setr_ps(0.25f, 1.75f, 1.25f, 0.75f, 2.5f, 0, 5, 3.5f, 0.25f, 1.75f, 1.25f, 0.75f, 2.5f, 0, 5, 3.5f);
+    __m512i block = _mm512_mask_set1_epi32(_mm512_set1_epi32(2 * pair), 0xFF00, 2 * pair + 1);
+    return _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(block, _mm512_castps256_ps512(scale)), midpoints));
 }
 
-/* Where a code begins, for the words of blocks 2*pair and 2*pair + 1. */
-INLINE __m512i threshold(const struct thresholds *t, int code, int pair)
+/* The codes of two blocks, 8 bytes each. The word of slot s is 2s + 1, plus 16 in the second block. From the highest bit on,
+ * each comparison leads to the next slot; the last index, plus twice the lowest bit, has twice the code in it. */
+INLINE __m128i e2m1_codes(__m512i words, __m512i thresholds)
 {
-    __m512i second = _mm512_mask_blend_epi16(0xFFFF0000, _mm512_setzero_si512(), _mm512_set1_epi16(2));
-    return _mm512_permutexvar_epi16(
-        _mm512_add_epi16(second, _mm512_set1_epi16((short)((code & 1) * 16 + pair * 4 + 1))), t->code[code / 2]);
-}
-
-/* The bits in place: 16 codes of four. */
-INLINE uint64_t join(uint32_t bit0, uint32_t bit1, uint32_t bit2, uint32_t sign)
-{
-    uint64_t lowest = 0x1111111111111111;
-    __asm__("" : "+r"(lowest)); /* or compilers load it from the code again and again */
-    return _pdep_u64(bit0, lowest) + 2 * _pdep_u64(bit1, lowest) +
-           4 * (_pdep_u64(bit2, lowest) + 2 * _pdep_u64(sign, lowest));
-}
-
-/* The codes of two blocks. */
-INLINE void e2m1_codes(__m512i words, const struct thresholds *t, int pair, uint64_t codes[2])
-{
+    const __m512i block = _mm512_maskz_set1_epi16(0xFFFF0000, 16), eight = _mm512_set1_epi16(8);
+    const __m512i slot0 = _mm512_add_epi16(block, _mm512_set1_epi16(1)),
+                  slot1 = _mm512_add_epi16(block, _mm512_set1_epi16(3)),
+                  slot3 = _mm512_add_epi16(block, _mm512_set1_epi16(7));
     __m512i a = _mm512_and_si512(words, _mm512_set1_epi16(0x7FFF));
-    __mmask32 bit2 = _mm512_cmpge_epi16_mask(a, threshold(t, 4, pair));
-    __mmask32 bit1 =
-        _mm512_cmpge_epi16_mask(a, _mm512_mask_blend_epi16(bit2, threshold(t, 2, pair), threshold(t, 6, pair)));
-    __m512i below = _mm512_mask_blend_epi16(bit2, threshold(t, 1, pair), threshold(t, 5, pair));
-    __m512i above = _mm512_mask_blend_epi16(bit2, threshold(t, 3, pair), threshold(t, 7, pair));
-    __mmask32 bit0 = _mm512_cmpgt_epi16_mask(a, _mm512_mask_blend_epi16(bit1, below, above));
-    __mmask32 sign = _mm512_movepi16_mask(words);
-    codes[0] = join(bit0, bit1, bit2, sign);
-    codes[1] = join(bit0 >> 16, bit1 >> 16, bit2 >> 16, sign >> 16);
+    __mmask32 bit2 = _mm512_cmpge_epi16_mask(a, _mm512_permutexvar_epi16(slot1, thresholds));
+    __m512i slot = _mm512_mask_add_epi16(slot3, bit2, slot3, eight),
+            last = _mm512_mask_add_epi16(slot0, bit2, slot0, eight);
+    __mmask32 bit1 = _mm512_cmpge_epi16_mask(a, _mm512_permutexvar_epi16(slot, thresholds));
+    last = _mm512_mask_add_epi16(last, bit1, last, _mm512_set1_epi16(4));
+    __mmask32 bit0 = _mm512_cmpgt_epi16_mask(a, _mm512_permutexvar_epi16(last, thresholds));
+    last = _mm512_mask_add_epi16(last, bit0, last, _mm512_set1_epi16(2));
+    last = _mm512_mask_add_epi16(last, _mm512_movepi16_mask(words), last, _mm512_set1_epi16(16));
+    /* An even word and 16 times an odd one, less 17 times slot0: two codes, doubled. */
+    __m512i two = _mm512_madd_epi16(last, _mm512_set1_epi32(0x00100001));
+    two = _mm512_sub_epi32(two, _mm512_madd_epi16(slot0, _mm512_set1_epi32(0x00100001)));
+    return _mm512_cvtepi32_epi8(_mm512_srli_epi32(two, 1));
 }
 
 INLINE void write_codes(const struct batch *batch, int count, uint8_t *codes)
 {
-    struct thresholds thresholds = thresholds_of(batch->scale);
-    uint64_t four_bit[BATCH];
 #pragma GCC unroll 4
-    for (int i = 0; i < PAIRS; i++)
-        e2m1_codes(batch->words[i], &thresholds, i, four_bit + 2 * i);
-#pragma GCC unroll 8
-    for (int i = 0; i < BATCH; i++) /* one by one: a block of memory would wait for these stores */
-        if (i < count)
-            memcpy(codes + 8 * i, &four_bit[i], 8);
+    for (int i = 0; i < PAIRS; i++) {
+        __m128i two = e2m1_codes(batch->words[i], thresholds_of(batch->scale, i));
+        if (2 * i + 1 < count)
+            _mm_storeu_si128((__m128i *)(void *)(codes + 16 * i), two);
+        else if (2 * i < count)
+            _mm_storel_epi64((__m128i *)(void *)(codes + 16 * i), two);
+    }
     if (__builtin_expect(batch->live != 0xFF, 0))
         for (int i = 0; i < count; i++)
             if (!(batch->live >> i & 1))
