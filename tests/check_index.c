@@ -200,6 +200,21 @@ static void check_few_of_many(harness *h, int pair)
     }
 }
 
+/* Decode plans with `fast`, which have sums of their own on some GPUs: every number of rows of a tile. */
+static void check_fast_decode(harness *h, int pair)
+{
+    static const int32_t heads[] = {1, 3, 16, 64};
+    for (int i = 0; i < 4; i++) {
+        index_spec s = pair_spec(pair);
+        s.heads = heads[i];
+        s.decode = true;
+        s.precision = MSA_PRECISION_FAST;
+        s.gaps = i % 2;
+        s.requests = batch_of(4, LENGTHS(1, 0, 9, 2), LENGTHS(2900, 900, 1300, 257));
+        test(h, &s, "fast-decode", heads[i]);
+    }
+}
+
 /* index_prefill and index_decode give the same bits. With many rows, a GPU's prefill converts all pages ahead. */
 static void check_same_bits(harness *h, int pair, bool many)
 {
@@ -236,6 +251,7 @@ void check_index(harness *h)
         check_same_bits(h, pair, true);
         check_many_rows(h, pair);
         check_few_of_many(h, pair);
+        check_fast_decode(h, pair);
         for (int i = 0; i < randoms; i++)
             check_random(h, pair, i);
     }

@@ -350,8 +350,8 @@ static bool open_trial(harness *h, trial *t, msa_context *context)
     if (msa_plan_workspace(t->plan))
         t->workspace = arena_region(&t->scratch, msa_plan_workspace(t->plan), 256);
     const char *kernel = plan_kernel(h, t);
-    oracle_fp8_sums =
-        !strcmp(kernel, "prefill_sm90") || !strcmp(kernel, "decode_shared_sm90") || !strcmp(kernel, "score_sm90");
+    oracle_fp8_sums = !strcmp(kernel, "prefill_sm90") || !strcmp(kernel, "decode_shared_sm90") ||
+                      !strcmp(kernel, "score_sm90") || !strcmp(kernel, "score_decode_sm90");
     return true;
 }
 

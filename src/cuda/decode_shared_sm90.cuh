@@ -20,7 +20,6 @@ enum {
     LOADERS = 2 * WARPGROUP,        /* threads behind them */
     LOADER_BARRIER = 1 + CONSUMERS, /* named; the consumers' are 1 and 2 */
     STAGES = 3,
-    AHEAD = 4, /* pages that are known: the one at work, the one that is loaded, others on their way to the L2 */
     STAGE_BYTES = types::K_BYTES + types::V_BYTES,
     TILE_WARPS = CONSUMERS * GROUP_WARPS,
     LEAST_RATIO = 4,
@@ -45,7 +44,6 @@ template <storage STORAGE> struct shared_memory {
     uint8_t q[CONSUMERS][types::Q_BYTES];
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
     cuda_page lists[MOST_QUERIES][MSA_MAX_TOPK];
-    shared_page ahead[LOADERS / CUDA_WARP][AHEAD];
     stage_info info[STAGES];
     uint64_t full[STAGES], empty[STAGES];
     uint8_t query[WARP_ROWS]; /* of a row of a warp; WARP_ROWS - 1: none */
@@ -192,22 +190,6 @@ static __device__ __forceinline__ void load_values(const decode_job &d, int head
     }
 }
 
-/* Brings a page to the L2: the loads above wait for it there, not for memory. Each warp takes 16 keys. */
-template <storage STORAGE>
-static __device__ __forceinline__ void prefetch_page(const decode_job &d, int head, const shared_page &page)
-{
-    int thread = loading_thread(), lane = thread % CUDA_WARP, key = thread / CUDA_WARP * 16;
-    const tile_source &from = lane < 16 ? d.k : d.v;
-    const uint8_t *row =
-        from.data + page.physical * from.page_stride + head * from.head_stride + (key + lane % 16) * from.token_stride;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
-    if (tile<STORAGE>::NVFP4 && lane % 16 == 0) {
-        const uint8_t *scale = from.scale + page.physical * from.scale_page_stride + head * from.scale_head_stride +
-                               key * from.scale_token_stride;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(scale));
-    }
-}
-
 /* ------------------------------------------------------------------------------------------------ to a stage */
 
 /* Where 16 bytes of a row of 128 lie. */
@@ -216,39 +198,42 @@ static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
     return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
 }
 
+/* A row is 128 elements: 16 pieces of 16 bytes, 8 in each half. The thread's keys are equal modulo 8, so that its
+ * pieces of one key tell where those of the others lie. */
 template <storage STORAGE>
 static __device__ __forceinline__ void place_keys(const raw_page<STORAGE> &raw, uint32_t table, uint32_t one,
                                                   uint32_t stage)
 {
-    int thread = loading_thread(), c = thread % raw.IN_ROW;
+    constexpr bool NVFP4 = tile<STORAGE>::NVFP4;
+    constexpr int PIECES = NVFP4 ? 4 : 2, IN_HALF = 8 / PIECES; /* of a chunk; chunks of half a row */
+    int thread = loading_thread(), c = thread % raw.IN_ROW, key = thread / raw.IN_ROW;
     bool swap = swaps_keys(c, raw.IN_ROW);
+    uint32_t first =
+        stage + c / IN_HALF * TILE_HALF + swizzled(key, c % IN_HALF * PIECES) ^ (swap ? PIECES / 2 << 4 : 0);
+    uint2 entry[raw.CHUNKS][2]; /* all at once: loads and stores keep their order */
+    if (NVFP4)
+#pragma unroll
+        for (int i = 0; i < raw.CHUNKS; i++)
+#pragma unroll
+            for (int block = 0; block < 2; block++)
+                entry[i][block] =
+                    load_shared_64(table + (raw.k_scale[i] >> (swap ? 8 - 8 * block : 8 * block) & 0xFF) * 8);
 #pragma unroll
     for (int i = 0; i < raw.CHUNKS; i++) {
-        int key = (i * LOADERS + thread) / raw.IN_ROW;
         uint4 x = raw.k[i];
         if (swap)
             x = make_uint4(x.z, x.w, x.x, x.y);
-        auto place = [&](int piece, uint4 y) { /* 16 bytes of the row */
-                                               store_shared_128(stage + piece / 8 * TILE_HALF + swizzled(key, piece),
-                                                                y);
-        };
-        if constexpr (tile<STORAGE>::NVFP4) {
-            uint32_t scales = swap ? raw.k_scale[i] >> 8 | raw.k_scale[i] << 8 : raw.k_scale[i];
 #pragma unroll
-            for (int w = 0; w < 4; w++) {
-                uint2 entry = load_shared_64(table + (scales >> w / 2 * 8 & 0xFF) * 8);
-                uint32_t pair[4];
-                widen_key(w == 0 ? x.x : w == 1 ? x.y : w == 2 ? x.z : x.w, entry, one, pair);
-                place(4 * c + (swap ? w ^ 2 : w), make_uint4(pair[0], pair[1], pair[2], pair[3]));
+        for (int w = 0; w < PIECES; w++) {
+            uint32_t pair[4];
+            if constexpr (NVFP4) {
+                widen_key(w == 0 ? x.x : w == 1 ? x.y : w == 2 ? x.z : x.w, entry[i][w / 2], one, pair);
+            } else {
+                widen_4(w ? x.z : x.x, pair[0], pair[1]);
+                widen_4(w ? x.w : x.y, pair[2], pair[3]);
             }
-        } else {
-#pragma unroll
-            for (int w = 0; w < 2; w++) {
-                uint4 pair;
-                widen_4(w ? x.z : x.x, pair.x, pair.y);
-                widen_4(w ? x.w : x.y, pair.z, pair.w);
-                place(2 * c + (swap ? w ^ 1 : w), pair);
-            }
+            store_shared_128((first ^ w << 4) + i * (LOADERS / raw.IN_ROW) * 128,
+                             make_uint4(pair[0], pair[1], pair[2], pair[3]));
         }
     }
 }
@@ -292,26 +277,29 @@ static __device__ __forceinline__ bool place_values(const raw_page<STORAGE> &raw
 {
     uint32_t codes[4][4], bad = 0;
     widen_block(raw, table, one, codes);
-    int thread = loading_thread(), block = thread % 8;
     if (check)
 #pragma unroll
         for (int e = 0; e < 4; e++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 bad |= (codes[e][i] & 0x7F7F7F7F) + 0x01010101;
-    /* Row of element 16 * block + 4i + j, see value_element; the word of the thread's keys in it. */
-    uint32_t word = thread % CUDA_WARP / 8 * 4, warp = thread / CUDA_WARP, swap = swaps_values(block) ? 2 : 0;
+    /* Of element 4i + j of the block (see value_element): row 8 * (2 * (i % 2) + j / 2) + 2 * (i / 2) + j % 2 of those
+     * from the block's first on. */
+    int thread = loading_thread(), block = thread % 8, warp = thread / CUDA_WARP;
+    uint32_t first =
+        stage + types::K_BYTES + swizzled(block / 2 * 32 + block % 2 * 4, warp) + thread % CUDA_WARP / 8 * 4;
+    first ^= swaps_values(block) ? 2 << 4 | 2 << 7 : 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t x[4] = {codes[0][i], codes[1][i], codes[2][i], codes[3][i]}, turned[4];
         turn_bytes(x, turned);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            int d = 4 * (int)(i ^ swap) + j; /* in the block */
-            int row = block / 2 * 32 + d / 2 % 4 * 8 + (block % 2 * 2 + d / 8) * 2 + d % 2;
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(stage + types::K_BYTES + swizzled(row, warp) + word),
-                         "r"(turned[j])
-                         : "memory");
+            uint32_t row = 2 * (i / 2) + j % 2;
+            asm volatile(
+                "st.shared.b32 [%0], %1;" ::"r"((first ^ (row << 4 | row << 7)) + (2 * (i % 2) + j / 2) * 1024),
+                "r"(turned[j])
+                : "memory");
         }
     }
     return bad & 0x80808080;
@@ -371,23 +359,6 @@ template <storage STORAGE> struct page_loader {
         }
     }
 
-    /* Of pages that are ahead, in shared memory for want of registers: the i-th. */
-    __device__ __forceinline__ shared_page &ahead(int i)
-    {
-        return m.ahead[loading_thread() / CUDA_WARP][i % AHEAD];
-    }
-
-    /* Finds the i-th page, which must be the next one to be found, and starts it on its way to the L2. */
-    __device__ __forceinline__ void look_ahead(union_walk<STORAGE> &walk, int i)
-    {
-        shared_page page = walk.step(d);
-        if (page.queries)
-            prefetch_page<STORAGE>(d, head, page);
-        if (threadIdx.x % CUDA_WARP == 0)
-            ahead(i) = page;
-        __syncwarp();
-    }
-
     __device__ __forceinline__ void load(const shared_page &page)
     {
         if (page.queries) {
@@ -400,29 +371,27 @@ template <storage STORAGE> struct page_loader {
     {
         uint32_t table = shared_address(m.table);
         union_walk<STORAGE> walk(m, d, t.num_rows);
-        look_ahead(walk, 0);
-        load(ahead(0));
-        for (int i = 1; i < AHEAD - 1; i++)
-            look_ahead(walk, i);
+        shared_page page = walk.step(d);
+        load(page);
 #pragma unroll 1
-        for (int i = 0; ahead(i).queries; i++) {
-            look_ahead(walk, i + AHEAD - 1); /* in the place of the page before */
-            bool check = first_keys(ahead(i)) < MSA_PAGE_SIZE;
-            begin_stage(ahead(i).queries, first_keys(ahead(i)));
+        while (page.queries) {
+            shared_page next = walk.step(d);
+            bool check = first_keys(page) < MSA_PAGE_SIZE;
+            begin_stage(page.queries, first_keys(page));
             uint32_t stage = shared_address(m.stage[at.stage]);
             place_keys(raw, table, one, stage);
-            shared_page next = ahead(i + 1);
             if (next.queries)
                 load_keys(d, head, next, last_keys(next), raw);
             bool bad = place_values(raw, table, one, check, stage);
             if (next.queries)
                 load_values(d, head, next, last_keys(next), raw);
             if (check && barrier_any(LOADER_BARRIER, LOADERS, bad)) {
-                give_one_by_one(ahead(i));
-                load(ahead(i + 1));
+                give_one_by_one(page);
+                load(next);
             } else {
                 give_stage();
             }
+            page = next;
         }
         begin_stage(0, 0);
         give_stage();

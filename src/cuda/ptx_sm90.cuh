@@ -202,6 +202,20 @@ template <int N> static __device__ inline void wgmma_wait(float (&sum)[N])
         asm volatile("" : "+f"(sum[i])::"memory");
 }
 
+/* sum[0..3] = a * b, or += if `add`: 64 rows of E4M3 in registers by 8 columns in shared memory, 32 elements each, as
+ * wgmma_64x128 has them. */
+static __device__ inline void wgmma_64x8(float *sum, const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %9, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, "
+                 "1;\n"
+                 "}"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
 #define SUM_8(i)                                                                                            \
     "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
         "+f"(sum[i + 6]), "+f"(sum[i + 7])

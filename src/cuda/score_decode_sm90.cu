@@ -7,6 +7,7 @@
  * steps of 16. E4M3 and BF16: d ascending; the order within a step is free, so a lane takes the four elements that it
  * finds together. NVFP4: a lane finds 32 codes together, and step i takes the elements 32c + 4i .. 4i+3, c = 0..3. The
  * bits are those of score_sm90 in `exact`, whatever the tile. A NaN never becomes the maximum.
+ * `fast`: FP8 wgmma in steps of 32, the keys in registers, which drops what lies below 2^-13 of a step's largest term.
  *
  * The keys are the products' rows, the (query, head) pairs of a tile, 16 at a time, their columns: with one head and
  * one new token a page costs 64 products, and memory is what it waits for. prepare cuts the list of (tile, page) pairs
@@ -15,9 +16,10 @@
  * its own; each warp takes a quarter of the keys, one barrier a page exchanges the maxima and frees the slot.
  *
  * Floor: the bytes of the history pages at 4.69 TB/s.
- * Measured on an H200, 2026-11-29, us a call with selection in a chain of calls in one graph, cold inputs: FP8, 1 head:
- * batch 1 at 8K 5.2, 32K 6.2, 128K 10; batch 8 at 128K 40.5; batch 128 at 128K 517 to 524 (87 % of the read rate);
- * 4 heads, batch 32 at 32K 40.5. NVFP4, which is bound by its conversions: batch 128 at 128K 407.
+ * Measured on an H200, 2026-11-29, us a call with selection in a chain of calls in one graph, cold inputs, exact but
+ * where it says fast: FP8, 1 head: batch 1 at 8K 5.0, 32K 6.1, 128K 9.6; batch 8 at 128K 40; batch 128 there 520 (88 %
+ * of the read rate); 4 heads, batch 32 at 32K 41, fast 40. NVFP4, batch 128 at 128K 398, bound by conversions (11
+ * operations for 8 elements, half as many a cycle as others); fast 306 (84 %; 7 operations).
  */
 #include "decode_sm90.cuh"
 #include "step.cuh"
@@ -58,10 +60,11 @@ struct score_job {
     CUtensorMap map; /* E4M3, BF16 */
 };
 
-template <storage STORAGE> struct memory {
+template <storage STORAGE, bool FAST> struct memory {
     static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 2; /* more than 2 of 16 KB make the first ones late */
     static_assert(SLOTS <= FIRST_IDS);
     uint8_t ring[GROUPS][SLOTS][tile<STORAGE>::BYTES];
+    uint8_t q[FAST ? GROUPS : 0][MOST_HEADS * 128]; /* rows of a tile as operands of FP8 products */
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
     float part[GROUPS][2][GROUP_WARPS][MOST_HEADS]; /* maxima of the warps */
     int32_t absent[GROUPS][SLOTS];                  /* the table names no page of the cache: the score is -inf */
@@ -235,11 +238,78 @@ static __device__ inline void score_tile(uint32_t tile_at, uint32_t table, uint3
     }
 }
 
+/* ------------------------------------------------------------------------------------------------ FP8 products */
+
+/* A tile's rows to shared memory, rows of 128 bytes with 128-byte swizzle; by a group. Step c has the elements 32c ..
+ * 32c+31 (E4M3) or, as lanes find NVFP4 codes, 32t + 8c .. 8c+3 for t = 0..3 and then those four behind each. */
+template <storage STORAGE>
+static __device__ inline void stage_queries(const score_job &d, const cuda_tile &t, int rows, uint8_t *q)
+{
+    for (int i = threadIdx.x % GROUP; i < (rows + COLUMNS - 1) / COLUMNS * COLUMNS * 32; i += GROUP) {
+        int row = i / 32, word = i % 32;
+        int element = tile<STORAGE>::NVFP4 ? word % 4 * 32 + word / 8 * 8 + word % 8 / 4 * 4 : 4 * word;
+        const char *from = query_row(d, t, row);
+        *(uint32_t *)(q + row * 128 + ((word / 4 ^ row % 8) << 4) + word % 4 * 4) =
+            from ? *(const uint32_t *)(from + element) : 0;
+    }
+    fence_async_reads();
+    barrier_meet(1 + threadIdx.x / GROUP, GROUP);
+}
+
+/* The warp's 32 keys as a operands, 16 keys and 32 elements each. */
+template <storage STORAGE>
+static __device__ inline void load_codes(uint32_t tile_at, uint32_t table, uint32_t one, uint32_t (&a)[2][4][4])
+{
+    int lane = threadIdx.x % CUDA_WARP;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int first = threadIdx.x / CUDA_WARP % GROUP_WARPS * 32 + 16 * half;
+        raw_keys raw;
+        if (tile<STORAGE>::NVFP4)
+            raw = load_raw(tile_at, table, first);
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            if constexpr (tile<STORAGE>::NVFP4) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const uint4 &codes = raw.codes[r];
+                    uint2 x = widen_in_order(c == 0   ? codes.x
+                                             : c == 1 ? codes.y
+                                             : c == 2 ? codes.z
+                                                      : codes.w,
+                                             raw.entry[r][c / 2], one);
+                    a[half][c][r] = x.x, a[half][c][2 + r] = x.y;
+                }
+            } else {
+                int key = first + lane % 16, chunk = 2 * c + lane / 16;
+                load_matrices(a[half][c], tile_at + key * 128 + ((chunk ^ key % 8) << 4));
+            }
+        }
+    }
+}
+
+/* The maxima of eight rows, whose matrix descriptor is q, over the warp's keys. */
+static __device__ inline void score_codes(const uint32_t (&a)[2][4][4], uint32_t q, float (&best)[2])
+{
+    float s[8];
+    wgmma_fence();
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            wgmma_64x8(s + 4 * half, a[half][c], matrix_of_low(q + 2 * c), c);
+    wgmma_commit();
+    wgmma_wait(s);
+#pragma unroll
+    for (int i = 0; i < 2; i++) /* fmaxf drops NaN */
+        best[i] = fmaxf(fmaxf(s[i], s[2 + i]), fmaxf(s[4 + i], s[6 + i]));
+}
+
 /* ------------------------------------------------------------------------------------------------ fetching */
 
 /* Walks a part's pages ahead of the products, from tile to tile. By the first warp of a group, or by all its warps
  * where all threads copy. */
-template <storage STORAGE> struct fetcher {
+template <storage STORAGE, bool FAST> struct fetcher {
     using T = tile<STORAGE>;
     const int32_t *table;
     int32_t index, base, page, end; /* the tile; its pages: where it was entered, the next one, past the last one */
@@ -269,7 +339,7 @@ template <storage STORAGE> struct fetcher {
     }
 
     /* Fills the ring. */
-    __device__ void start(const score_job &d, const extent &p, int32_t first_ids, memory<STORAGE> &m)
+    __device__ void start(const score_job &d, const extent &p, int32_t first_ids, memory<STORAGE, FAST> &m)
     {
         index = p.index;
         left = p.pages;
@@ -281,12 +351,10 @@ template <storage STORAGE> struct fetcher {
         early = true;
         for (int slot = 0; slot < m.SLOTS && left > 0; slot++)
             next(d, m, slot);
-        if (early)
-            load_ids();
     }
 
     /* The next tile of keys, into a slot. */
-    __device__ void next(const score_job &d, memory<STORAGE> &m, int slot)
+    __device__ void next(const score_job &d, memory<STORAGE, FAST> &m, int slot)
     {
         while (page == end)
             enter(d, d.tiles[++index], 0);
@@ -327,9 +395,9 @@ struct turn {
 };
 
 /* Pages [page, end) of a tile. */
-template <storage STORAGE>
+template <storage STORAGE, bool FAST>
 static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32_t page, int32_t end,
-                                   memory<STORAGE> &m, fetcher<STORAGE> &f, turn &at)
+                                   memory<STORAGE, FAST> &m, fetcher<STORAGE, FAST> &f, turn &at)
 {
     using T = tile<STORAGE>;
     int lane = threadIdx.x % CUDA_WARP, warp = uniform(threadIdx.x / CUDA_WARP % GROUP_WARPS),
@@ -340,7 +408,10 @@ static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32
         load_columns<STORAGE>(query_row(d, t, first + lane / 4), q[0]);
         load_columns<STORAGE>(query_row(d, t, first + lane / 4 + COLUMNS), q[1]);
     };
-    load_queries_from(0);
+    if constexpr (FAST)
+        stage_queries<STORAGE>(d, t, rows, m.q[group]);
+    else
+        load_queries_from(0);
     uint32_t one;
     asm("mov.b32 %0, 0x3C003C00;" : "=r"(one)); /* 1, 1: opaque, so that upper_half stays a product */
 
@@ -364,35 +435,50 @@ static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32
 #pragma unroll 1
         for (int half = 0; half < T::PER_PAGE; half++) {
             barrier_wait(shared_address(&m.full[group][at.slot]), at.parity);
-            for (int first = 0; first < rows; first += TILE_ROWS) {
-                float best[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
-                if (rows > TILE_ROWS)
-                    load_queries_from(first);
-                uint32_t keys = shared_address(m.ring[group][at.slot]), table = shared_address(m.table);
-                if (rows - first > COLUMNS)
-                    score_tile<STORAGE, 2>(keys, table, one, q, best);
-                else
-                    score_tile<STORAGE, 1>(keys, table, one, q, best);
+            uint32_t keys = shared_address(m.ring[group][at.slot]), table = shared_address(m.table);
+            auto give = [&](int first,
+                            float(&best)[2]) { /* maxima of the rows first .. first + 7 */
 #pragma unroll
-                for (int b = 0; b < 2; b++) {
-                    if (rows - first <= b * COLUMNS)
-                        continue;
+                                               for (int j = 0; j < 2; j++)
 #pragma unroll
-                    for (int j = 0; j < 2; j++)
-#pragma unroll
-                        for (int with = 4; with < CUDA_WARP; with *= 2)
-                            best[b][j] = fmaxf(best[b][j], __shfl_xor_sync(~0u, best[b][j], with));
-                    float2 *to = (float2 *)&part[warp][first + COLUMNS * b + 2 * lane];
-                    if (lane < 4) {
-                        float2 before = half ? *to : make_float2(-INFINITY, -INFINITY);
-                        *to = make_float2(fmaxf(before.x, best[b][0]), fmaxf(before.y, best[b][1]));
-                    }
+                                                   for (int with = 4; with < CUDA_WARP; with *= 2)
+                                                       best[j] = fmaxf(best[j], __shfl_xor_sync(~0u, best[j], with));
+                                               float2 *to = (float2 *)&part[warp][first + 2 * lane];
+                                               if (lane < 4) {
+                                                   float2 before = half ? *to : make_float2(-INFINITY, -INFINITY);
+                                                   *to =
+                                                       make_float2(fmaxf(before.x, best[0]), fmaxf(before.y, best[1]));
+                                               }
+            };
+            if constexpr (FAST) {
+                uint32_t a[2][4][4];
+                load_codes<STORAGE>(keys, table, one, a);
+                for (int first = 0; first < rows; first += COLUMNS) {
+                    float best[2];
+                    score_codes(a, matrix_low(shared_address(m.q[group]) + first * 128), best);
+                    give(first, best);
+                }
+            } else {
+                for (int first = 0; first < rows; first += TILE_ROWS) {
+                    float best[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
+                    if (rows > TILE_ROWS)
+                        load_queries_from(first);
+                    if (rows - first > COLUMNS)
+                        score_tile<STORAGE, 2>(keys, table, one, q, best);
+                    else
+                        score_tile<STORAGE, 1>(keys, table, one, q, best);
+                    give(first, best[0]);
+                    if (rows - first > COLUMNS)
+                        give(first + COLUMNS, best[1]);
                 }
             }
             absent = m.absent[group][at.slot];
             barrier_meet(1 + group, GROUP); /* the slot is free, the maxima are there */
-            if ((warp == 0 || !d.bulk) && f.left > 0)
+            if ((warp == 0 || !d.bulk) && f.left > 0) {
+                if (f.early)
+                    f.load_ids();
                 f.next(d, m, at.slot);
+            }
             if (++at.slot == m.SLOTS) {
                 at.slot = 0;
                 at.parity ^= 1;
@@ -411,11 +497,11 @@ static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
 
-template <storage STORAGE>
+template <storage STORAGE, bool FAST>
 static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_constant__ score_job d)
 {
     extern __shared__ __align__(1024) char shared[];
-    memory<STORAGE> &m = *(memory<STORAGE> *)shared;
+    memory<STORAGE, FAST> &m = *(memory<STORAGE, FAST> *)shared;
     int group = threadIdx.x / GROUP, warp = uniform(threadIdx.x / CUDA_WARP % GROUP_WARPS);
     if (threadIdx.x == 0) {
         for (int i = 0; i < GROUPS * m.SLOTS; i++)
@@ -436,14 +522,14 @@ static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_co
     int lane = threadIdx.x % CUDA_WARP;
     int32_t first_ids = lane < FIRST_IDS ? own.ids[lane] : -1;
     extent p = own.all;
-    fetcher<STORAGE> f = {};
+    fetcher<STORAGE, FAST> f = {};
     if (warp == 0 || !d.bulk)
         f.start(d, p, first_ids, m);
     turn at = {0, 0, 0};
     cuda_tile t = p.tile;
     while (p.pages > 0) {
         int32_t pages = min(history_pages(d.max_pages, t) - p.first_page, p.pages);
-        score_pages<STORAGE>(d, t, p.first_page, p.first_page + pages, m, f, at);
+        score_pages<STORAGE, FAST>(d, t, p.first_page, p.first_page + pages, m, f, at);
         p.pages -= pages;
         p.first_page = 0;
         p.index++;
@@ -475,7 +561,8 @@ static cudaError_t prepare_decode(const struct cuda_index *job, cudaStream_t str
                   (int64_t *)(parts + num_parts(job)));
 }
 
-template <storage STORAGE> static cudaError_t launch_parts(const struct cuda_index *job, cudaStream_t stream)
+template <storage STORAGE, bool FAST = false>
+static cudaError_t launch_parts(const struct cuda_index *job, cudaStream_t stream)
 {
     using T = tile<STORAGE>;
     const msa_index_args &a = job->args;
@@ -503,17 +590,20 @@ template <storage STORAGE> static cudaError_t launch_parts(const struct cuda_ind
                            a.num_pages};
     d.bulk = T::NVFP4 ? is_dense(k, 64) && is_dense(scale, 8)
                       : map_tensor(job->encode_tensor, &d.map, k, T::HALF ? 256 : 128, T::KEYS);
-    auto kernel = score_parts<STORAGE>;
-    constexpr int bytes = sizeof(memory<STORAGE>);
+    auto kernel = score_parts<STORAGE, FAST>;
+    constexpr int bytes = sizeof(memory<STORAGE, FAST>);
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     return error ? error : launch(kernel, (unsigned)job->num_sms, THREADS, bytes, true, stream, d);
 }
 
 static cudaError_t run_decode(const struct cuda_index *job, cudaStream_t stream)
 {
-    return job->desc.k_dtype == MSA_BF16   ? launch_parts<STORAGE_HALF>(job, stream)
-           : job->desc.k_dtype == MSA_E4M3 ? launch_parts<STORAGE_E4M3>(job, stream)
-                                           : launch_parts<STORAGE_NVFP4_E4M3>(job, stream);
+    if (job->desc.k_dtype == MSA_BF16)
+        return launch_parts<STORAGE_HALF>(job, stream);
+    bool fast = job->desc.precision == MSA_PRECISION_FAST;
+    if (job->desc.k_dtype == MSA_E4M3)
+        return fast ? launch_parts<STORAGE_E4M3, true>(job, stream) : launch_parts<STORAGE_E4M3>(job, stream);
+    return fast ? launch_parts<STORAGE_NVFP4_E4M3, true>(job, stream) : launch_parts<STORAGE_NVFP4_E4M3>(job, stream);
 }
 
-const struct cuda_index_kernel score_decode_sm90 = {plan_decode, nullptr, false, prepare_decode, run_decode};
+const struct cuda_index_kernel score_decode_sm90 = {plan_decode, nullptr, true, prepare_decode, run_decode};
