@@ -19,6 +19,7 @@
 
 enum {
     SPLIT_ITEMS = 64, /* plans with fewer (row, KV head) pairs than this are split */
+    MAX_SPLITS = 4,
     MAX_TILE_ROWS = TILE_UNITS * UNIT_LANES,
     MAX_ENTRIES = MAX_TILE_ROWS * MSA_MAX_TOPK,
 };
@@ -112,7 +113,8 @@ msa_status cpu_attention_plan(msa_plan *plan)
     plan->query_tile = TILE_UNITS * rows_per_unit;
     plan->workspace_bytes = align_up(sizeof(struct thread_memory)) * (size_t)plan->context->num_threads;
     if (plan->operation == PLAN_DECODE && !desc->partials && desc->topk > 1) {
-        int64_t items = plan->max_total_q * desc->num_kv_heads, splits = desc->topk < 4 ? desc->topk : 4;
+        int64_t items = plan->max_total_q * desc->num_kv_heads,
+                splits = desc->topk < MAX_SPLITS ? desc->topk : MAX_SPLITS;
         if (items < SPLIT_ITEMS)
             plan->num_splits = (int32_t)splits;
         else
@@ -464,7 +466,43 @@ static void attend_task(void *arg, size_t index, size_t thread)
     }
 }
 
-/* Merges a tile's splits in order, in FP32, and writes the rows. */
+typedef float lanes __attribute__((vector_size(UNIT_LANES * sizeof(float)), aligned(4), may_alias));
+
+/* Merges the splits of a unit, of which the first is at `parts` and others every `stride`, in order, in FP32. Multiplied and
+ * added, not fused: what stands here is compiled for any processor, and a call of fmaf for each number took a fifth of a
+ * small decode. Returns the lanes that saw something. */
+static uint32_t merge_unit(const struct cpu_tile *state, int unit, const struct unit_state *parts, int64_t stride,
+                           int splits, double logit_scale)
+{
+    uint32_t seen = 0;
+    float weight[MAX_SPLITS][UNIT_LANES];
+    float *acc = state->acc + unit * 128 * UNIT_LANES;
+    for (int lane = 0; lane < UNIT_LANES; lane++) {
+        float top = -INFINITY, sum = 0;
+        for (int split = 0; split < splits; split++)
+            top = parts[split * stride].max[lane] > top ? parts[split * stride].max[lane] : top;
+        for (int split = 0; split < splits; split++) {
+            const struct unit_state *part = &parts[split * stride];
+            weight[split][lane] = 0;
+            if (part->sum[lane] == 0)
+                continue;
+            seen |= 1u << lane; /* a NaN sum is something seen */
+            weight[split][lane] = (float)exp(((double)part->max[lane] - top) * logit_scale);
+            sum += part->sum[lane] * weight[split][lane];
+        }
+        state->max[unit * UNIT_LANES + lane] = top;
+        state->sum[unit * UNIT_LANES + lane] = sum;
+    }
+    for (int d = 0; d < 128; d++) {
+        lanes sum = {0};
+        for (int split = 0; split < splits; split++)
+            sum += ((const lanes *)parts[split * stride].acc)[d] * ((const lanes *)weight)[split];
+        ((lanes *)acc)[d] = sum;
+    }
+    return seen;
+}
+
+/* Merges a tile's splits and writes the rows. */
 static void merge_task(void *arg, size_t index, size_t thread)
 {
     const struct attention_run *run = arg;
@@ -473,29 +511,11 @@ static void merge_task(void *arg, size_t index, size_t thread)
     struct cpu_tile state = {.acc = memory->acc, .max = memory->max, .sum = memory->sum};
     memset(memory->visible, 0, sizeof *memory->visible * (size_t)tile.rows);
     for (int unit = 0; unit < tile.units; unit++) {
-        reset_unit(&state, unit);
-        for (int lane = 0; lane < UNIT_LANES; lane++) {
-            float *max = state.max + unit * UNIT_LANES + lane, *sum = state.sum + unit * UNIT_LANES + lane;
-            float top = -INFINITY;
-            bool seen = false;
-            for (int split = 0; split < run->plan->num_splits; split++) {
-                const struct unit_state *part = &tile_states(run, &tile, split)[unit];
-                seen |= part->sum[lane] != 0; /* a NaN sum is something seen */
-                top = part->max[lane] > top ? part->max[lane] : top;
-            }
-            for (int split = 0; split < run->plan->num_splits; split++) {
-                const struct unit_state *part = &tile_states(run, &tile, split)[unit];
-                if (part->sum[lane] == 0)
-                    continue;
-                float weight = (float)exp(((double)part->max[lane] - top) * tile.logit_scale);
-                *sum = fmaf(part->sum[lane], weight, *sum);
-                float *acc = state.acc + unit * 128 * UNIT_LANES + lane;
-                for (int d = 0; d < 128; d++)
-                    acc[d * UNIT_LANES] = fmaf(part->acc[d * UNIT_LANES + lane], weight, acc[d * UNIT_LANES]);
-            }
-            *max = top;
-            int r = unit * run->rows_per_unit + lane / run->ratio;
-            if (seen && lane / run->ratio < run->rows_per_unit && r < tile.rows)
+        uint32_t seen = merge_unit(&state, unit, tile_states(run, &tile, 0) + unit, tile.rows, run->plan->num_splits,
+                                   tile.logit_scale);
+        for (int i = 0; i < run->rows_per_unit; i++) {
+            int r = unit * run->rows_per_unit + i;
+            if (r < tile.rows && seen >> i * run->ratio & ((1u << run->ratio) - 1))
                 memory->visible[r] = 1;
         }
     }
