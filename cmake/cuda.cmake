@@ -11,6 +11,8 @@ set(MSA_CUDA_SOURCES
     src/cuda/decode_shared_sm90.cu
     src/cuda/decode_sm90.cu
     src/cuda/index_smxx.cu
+    src/cuda/prefill_cut_sm90.cu
+    src/cuda/prefill_pages_sm90.cu
     src/cuda/prefill_sm90.cu
     src/cuda/prepare_smxx.cu
     src/cuda/quantise_smxx.cu

@@ -124,7 +124,8 @@ typedef enum msa_precision {
 typedef enum msa_strategy {
     MSA_STRATEGY_AUTO = 0,
     MSA_STRATEGY_QUERY_MAJOR = 1, /* walk the union of a query tile's pages, accumulators on chip */
-    MSA_STRATEGY_PAGE_MAJOR = 2,  /* walk pages, write partials, combine; CUDA only */
+    MSA_STRATEGY_PAGE_MAJOR = 2,  /* walk pages, write partials in BF16, combine; CUDA, prefill only. AUTO takes it for tiles
+                                     whose queries share few pages; msa_plan_get_info tells whether a plan has the choice */
 } msa_strategy;
 
 /* Order of the 1024 block scales of one (page, head) of V in NVFP4. */
@@ -250,7 +251,9 @@ MSA_API msa_status msa_plan_get_info(const msa_plan *plan, msa_plan_info *info);
 /* Bytes of workspace that every step within the plan's capacity needs (0 is possible). 0 for NULL. Grows with every
  * capacity; on a CPU the size for prefill depends on threads and tile only, not on max_total_q or max_kv_len. On a GPU an
  * index plan whose outputs lack MSA_INDEX_SCORES keeps the scores of a whole step there: 4*H*max_total_q*max_pages bytes
- * (8192 queries over 1M tokens, 4 heads: 1 GiB). Where that is too much, plan for fewer rows and run a step in parts. */
+ * (8192 queries over 1M tokens, 4 heads: 1 GiB). Where that is too much, plan for fewer rows and run a step in parts. A
+ * prefill plan on a GPU has up to 768 MiB for converted pages and, if it may go page-major, up to 1.03 GiB for partials;
+ * plans with MSA_STRATEGY_QUERY_MAJOR need no partials. */
 MSA_API size_t msa_plan_workspace(const msa_plan *plan);
 /* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it; prepare and run set it. */
 MSA_API msa_status msa_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream);

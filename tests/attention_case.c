@@ -241,7 +241,11 @@ static void make_outputs(attention_case *c)
 static msa_status attention_open(trial *t, msa_context *context)
 {
     attention_case *c = (attention_case *)t;
-    return (c->spec.decode ? msa_decode_plan : msa_prefill_plan)(context, &c->desc, &t->plan);
+    msa_plan_info info = MSA_PLAN_INFO_INIT;
+    msa_status status = (c->spec.decode ? msa_decode_plan : msa_prefill_plan)(context, &c->desc, &t->plan);
+    if (!status && !(status = msa_plan_get_info(t->plan, &info)))
+        c->merges_pages = strcmp(info.strategy, "query-major") != 0;
+    return status;
 }
 
 static msa_status attention_run(trial *t, msa_context *context)
@@ -304,7 +308,8 @@ static void check_pair(harness *h, const attention_case *c, int64_t row, int32_t
     const attention_spec *s = &c->spec;
     oracle_state states[MSA_MAX_TOPK];
     if (!s->partials) {
-        if (oracle_attention_row(&c->desc, &c->step, &c->args, row, head, states))
+        if ((c->merges_pages ? oracle_attention_merged : oracle_attention_row)(&c->desc, &c->step, &c->args, row, head,
+                                                                               states))
             check_state(h, c, states, 0, row, head);
         return;
     }
@@ -340,6 +345,19 @@ static void attention_check(harness *h, trial *t)
 
 /* ---------------------------------------------------------------------------------------------------------- making */
 
+bool prefill_has(const harness *h, msa_dtype q, msa_dtype kv, msa_strategy strategy)
+{
+    msa_attention_desc desc = MSA_ATTENTION_DESC_INIT;
+    msa_plan *plan = NULL;
+    desc.q_dtype = q;
+    desc.kv_dtype = kv;
+    desc.strategy = strategy;
+    desc.max_total_q = 1 << 14; /* many rows, as small plans may have fewer strategies */
+    bool has = msa_prefill_plan(h->levels[0].one, &desc, &plan) == MSA_SUCCESS;
+    msa_plan_destroy(plan);
+    return has;
+}
+
 attention_case *attention_new(const harness *h, const attention_spec *spec)
 {
     attention_case *c = xcalloc(1, sizeof *c);
@@ -372,6 +390,7 @@ attention_case *attention_new(const harness *h, const attention_spec *spec)
     c->desc.precision = s->precision;
     c->desc.v_scale_order = s->quad ? MSA_SCALE_QUAD : MSA_SCALE_LINEAR;
     c->desc.partials = s->partials;
+    c->desc.strategy = s->strategy;
     c->desc.max_batch = s->requests.max_batch ? s->requests.max_batch : s->requests.batch > 0 ? s->requests.batch : 1;
     c->desc.max_total_q = s->requests.max_total_q ? s->requests.max_total_q : c->b.total_q > 0 ? c->b.total_q : 1;
     if (!s->decode && c->b.total_q % 2)

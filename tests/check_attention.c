@@ -431,6 +431,49 @@ static void check_combined(harness *h, int pair, bool decode)
     test_end(h);
 }
 
+/* --------------------------------------------------------------------------------------------------- strategies */
+
+/* Only the row's own page and page 0. */
+static void list_two_pages(int32_t *ids, int32_t k, int32_t list, int64_t row, int64_t position, const void *data)
+{
+    (void)list, (void)row, (void)data;
+    for (int32_t i = 0; i < k; i++)
+        ids[i] = -1;
+    ids[0] = position < 0 ? -1 : (int32_t)(position / MSA_PAGE_SIZE);
+    ids[k - 1] = 0;
+}
+
+/* Requests whose rows share all pages, some, or none, by every strategy. */
+static void check_strategies(harness *h, int pair)
+{
+    static const char *const names[] = {"auto", "query-major", "page-major"};
+    static const int32_t heads[][2] = {{16, 1}, {32, 2}, {3, 1}, {8, 8}, {10, 2}, {16, 1}, {64, 4}, {64, 4}};
+    for (int i = 0; i < (h->options.quick ? 7 : 8); i++)
+        for (int strategy = MSA_STRATEGY_AUTO; strategy <= MSA_STRATEGY_PAGE_MAJOR; strategy++) {
+            attention_spec s = pair_spec(pair, false);
+            s.strategy = (msa_strategy)strategy;
+            if (!prefill_has(h, s.q_dtype, s.kv_dtype, s.strategy))
+                continue;
+            s.q_heads = heads[i][0];
+            s.kv_heads = heads[i][1];
+            s.precision = i % 4 == 2 ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
+            s.lists = i % 3 ? 1 : 0;
+            s.topk = i == 3 ? 32 : i == 4 ? 7 : i == 7 ? 4 : 16;
+            s.list = i == 5 ? list_two_pages : NULL;
+            s.out_dtype = i % 2 ? MSA_FP16 : MSA_DTYPE_DEFAULT;
+            s.scaled = i % 3 == 1;
+            s.quad = s.kv_dtype == MSA_NVFP4 && i % 2;
+            s.q_layout = s.out_layout = (row_layout)(i % 3);
+            s.without_lse = i == 2;
+            s.requests = i == 7 ? batch_of(5, LENGTHS(70, 0, 450, 830, 3), LENGTHS(90, 40, 3000, 1700, 900))
+                                : batch_of(5, LENGTHS(70, 0, 25, 330, 3), LENGTHS(90, 40, 3000, 1700, 900));
+            s.requests.padding_rows = 5;
+            s.requests.share_pages = i % 2;
+            s.samples = 40;
+            test(h, &s, names[strategy], i);
+        }
+}
+
 void check_attention(harness *h)
 {
     int randoms = h->options.quick ? 1 : 12;
@@ -441,6 +484,7 @@ void check_attention(harness *h)
             check_optional_lse(h, pair, decode);
             check_combined(h, pair, decode);
         }
+        check_strategies(h, pair);
         check_layouts(h, pair);
         check_batches(h, pair);
         if (device_in_use())

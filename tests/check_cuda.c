@@ -38,7 +38,8 @@ static batch_inputs *batch_of_problem(const problem *p)
     return p->attention ? &p->attention->b : &p->index->b;
 }
 
-static problem problem_new(harness *h, bool index, bool decode, msa_dtype q, msa_dtype kv, int32_t outputs)
+static problem problem_new(harness *h, bool index, bool decode, msa_dtype q, msa_dtype kv, int32_t outputs,
+                           msa_strategy strategy)
 {
     batch_spec requests = batch_of(5, LENGTHS(3, 4, 0, 6, 1), LENGTHS(700, 300, 20, 1500, 129));
     requests.padding_rows = 3;
@@ -60,6 +61,7 @@ static problem problem_new(harness *h, bool index, bool decode, msa_dtype q, msa
                             .q_heads = 8,
                             .kv_heads = 2,
                             .topk = 6,
+                            .strategy = strategy,
                             .scaled = true};
         p.attention = attention_new(h, &s);
     }
@@ -236,11 +238,16 @@ static void check_graphs(harness *h)
     for (int pair = 0; pair < NUM_ATTENTION_PAIRS; pair++)
         for (int decode = 0; decode < 2; decode++) {
             const format_pair *f = &attention_pairs[pair];
-            if (!test_begin(h, "graph", "%s/%s-%s", decode ? "decode" : "prefill", format_name(f->q),
-                            format_name(f->kv)))
+            if (test_begin(h, "graph", "%s/%s-%s", decode ? "decode" : "prefill", format_name(f->q),
+                           format_name(f->kv))) {
+                graph_test(h, problem_new(h, false, decode, f->q, f->kv, 0, MSA_STRATEGY_AUTO),
+                           pair == 1 && !h->options.quick ? 1000 : replays);
+                test_end(h);
+            }
+            if (decode || !prefill_has(h, f->q, f->kv, MSA_STRATEGY_PAGE_MAJOR) ||
+                !test_begin(h, "graph", "page-major/%s-%s", format_name(f->q), format_name(f->kv)))
                 continue;
-            graph_test(h, problem_new(h, false, decode, f->q, f->kv, 0),
-                       pair == 1 && !h->options.quick ? 1000 : replays);
+            graph_test(h, problem_new(h, false, false, f->q, f->kv, 0, MSA_STRATEGY_PAGE_MAJOR), replays);
             test_end(h);
         }
     for (int pair = 0; pair < NUM_INDEX_PAIRS; pair++)
@@ -248,7 +255,7 @@ static void check_graphs(harness *h)
             const format_pair *f = &index_pairs[pair];
             if (!test_begin(h, "graph", "index/%s-%s/%d", format_name(f->q), format_name(f->kv), outputs))
                 continue;
-            graph_test(h, problem_new(h, true, outputs % 2, f->q, f->kv, outputs), replays);
+            graph_test(h, problem_new(h, true, outputs % 2, f->q, f->kv, outputs, MSA_STRATEGY_AUTO), replays);
             test_end(h);
         }
 }
@@ -260,8 +267,8 @@ static void check_streams(harness *h)
 {
     if (!test_begin(h, "stream", "two-plans"))
         return;
-    problem p[2] = {problem_new(h, false, false, MSA_E4M3, MSA_NVFP4, 0),
-                    problem_new(h, false, true, MSA_BF16, MSA_BF16, 0)};
+    problem p[2] = {problem_new(h, false, false, MSA_E4M3, MSA_NVFP4, 0, MSA_STRATEGY_AUTO),
+                    problem_new(h, false, true, MSA_BF16, MSA_BF16, 0, MSA_STRATEGY_AUTO)};
     uint8_t *expected[2];
     cudaStream_t streams[2];
     random_stream r = test_random(h);
@@ -319,7 +326,7 @@ static void check_device(harness *h)
 {
     if (!test_begin(h, "device", "current-context"))
         return;
-    problem p = problem_new(h, false, true, MSA_E4M3, MSA_E4M3, 0);
+    problem p = problem_new(h, false, true, MSA_E4M3, MSA_E4M3, 0, MSA_STRATEGY_AUTO);
     trial *t = trial_of(&p);
     CHECK_OK(h, t->open(t, h->levels[0].one));
     t->workspace = arena_region(&t->scratch, msa_plan_workspace(t->plan), 256);
@@ -340,7 +347,7 @@ static void check_memory(harness *h)
 {
     if (!test_begin(h, "device", "memory"))
         return;
-    problem p = problem_new(h, false, true, MSA_E4M3, MSA_NVFP4, 0);
+    problem p = problem_new(h, false, true, MSA_E4M3, MSA_NVFP4, 0, MSA_STRATEGY_AUTO);
     trial *t = trial_of(&p);
     size_t before = 0, after = 0, total;
     for (int i = 0; i < 2000; i++) {

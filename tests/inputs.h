@@ -131,6 +131,7 @@ typedef struct attention_spec {
     int32_t q_heads, kv_heads, lists, topk;
     float sm_scale; /* 0: the default */
     msa_precision precision;
+    msa_strategy strategy;
     row_layout q_layout, out_layout, list_layout;
     cache_layout cache_layout;
     int poison;          /* byte of dead memory; 0: 0xFF (NaN in every format), 0x100: zeros */
@@ -153,8 +154,11 @@ typedef struct attention_case {
     output *out, *lse, *counts;  /* with partials: out and lse are the partial ones */
     int64_t out_split, out_row, out_head, lse_split, lse_row, lse_head; /* bytes */
     random_stream random;
+    bool merges_pages; /* the plan may round results of pages before it merges them */
 } attention_case;
 
+/* Whether the harness' device has this strategy for these formats. */
+bool prefill_has(const harness *h, msa_dtype q, msa_dtype kv, msa_strategy strategy);
 attention_case *attention_new(const harness *h, const attention_spec *spec);
 void attention_free(attention_case *c);
 /* Makes, runs in all variants, frees. */

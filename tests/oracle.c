@@ -209,8 +209,8 @@ static void attend_page(const problem *p, const double q[D], int64_t page, int32
     }
 }
 
-/* Joins page states, in any number, to the answer. */
-static void finish(const problem *p, const page_state *pages, int count, oracle_state *state)
+/* Joins page states, in any number, to the answer. rounding: relative error of each page's own result. */
+static void finish(const problem *p, const page_state *pages, int count, double rounding, oracle_state *state)
 {
     double max = -(double)INFINITY, max_error = 0, sum = 0, sum_error = 0, weight[MSA_MAX_TOPK],
            weight_error[MSA_MAX_TOPK];
@@ -231,7 +231,7 @@ static void finish(const problem *p, const page_state *pages, int count, oracle_
         double acc = 0, error = 0, squared_error = 0;
         for (int i = 0; i < count; i++) {
             acc += weight[i] * pages[i].acc[d];
-            error += weight[i] * pages[i].error[d] + weight_error[i] * fabs(pages[i].acc[d]);
+            error += weight[i] * pages[i].error[d] + (weight_error[i] + weight[i] * rounding) * fabs(pages[i].acc[d]);
             squared_error += weight[i] * weight[i] * pages[i].squared_error[d];
         }
         state->out[d] = count ? p->out_scale * acc / sum : 0;
@@ -285,7 +285,18 @@ bool oracle_attention_row(const msa_attention_desc *desc, const msa_step *step, 
     page_state pages[MSA_MAX_TOPK];
     int count = attend_row(desc, step, args, row, q_head, &p, pages);
     if (count >= 0)
-        finish(&p, pages, count, state);
+        finish(&p, pages, count, 0, state);
+    return count >= 0;
+}
+
+bool oracle_attention_merged(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
+                             int64_t row, int32_t q_head, oracle_state *state)
+{
+    problem p;
+    page_state pages[MSA_MAX_TOPK];
+    int count = attend_row(desc, step, args, row, q_head, &p, pages);
+    if (count >= 0)
+        finish(&p, pages, count, 0x1p-8, state);
     return count >= 0;
 }
 
@@ -296,7 +307,7 @@ int oracle_attention_partials(const msa_attention_desc *desc, const msa_step *st
     page_state pages[MSA_MAX_TOPK];
     int count = attend_row(desc, step, args, row, q_head, &p, pages);
     for (int i = 0; i < count; i++)
-        finish(&p, &pages[i], 1, &states[i]);
+        finish(&p, &pages[i], 1, 0, &states[i]);
     return count;
 }
 

@@ -61,6 +61,9 @@ typedef struct oracle_state {
 /* One query head of one row. False: a padding row. */
 bool oracle_attention_row(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
                           int64_t row, int32_t q_head, oracle_state *state);
+/* The same from results of pages that were rounded to BF16 before they were merged. */
+bool oracle_attention_merged(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
+                             int64_t row, int32_t q_head, oracle_state *state);
 /* The same, each visible page (ascending) by itself; returns their number, -1 for a padding row. */
 int oracle_attention_partials(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
                               int64_t row, int32_t q_head, oracle_state states[MSA_MAX_TOPK]);

@@ -5,7 +5,8 @@
  *
  *   M = max lse_s, w_s = exp(lse_s - M), lse = M + log(sum w_s), out = sum (w_s / sum w) * o_s      (s ascending, FP32)
  * An empty state (lse -inf or +inf, or past the row's count) is left out, its o unread; a NaN lse makes the row NaN.
- * Splits of an attention kernel give maximum and sum apart: w_s = sum_s * 2^(max_s - M).
+ * Splits of an attention kernel give maximum and sum apart: w_s = sum_s * 2^(max_s - M). o_s may still have to
+ * be divided by sum_s.
  */
 #ifndef MSA_CUDA_COMBINE_CUH
 #define MSA_CUDA_COMBINE_CUH
@@ -23,6 +24,22 @@ static __device__ inline int count_states(const merge_job &job, int64_t row, int
     return count < 0 ? 0 : count < job.num_states ? count : job.num_states;
 }
 
+/* The same; -1: the row and head are left as they are. */
+static __device__ inline int states_of(const cuda_merge &merge, int64_t row, int32_t head)
+{
+    const merge_job &job = merge.job;
+    if (merge.rows && merge.rows[row].request < 0)
+        return -1;
+    if (merge.requests) {
+        int32_t request = merge.rows[row].request, kv_head = head / (job.num_q_heads / job.num_kv_heads);
+        const int32_t *count = (const int32_t *)((const char *)job.split_counts + row * job.split_counts_row_stride +
+                                                 kv_head * job.split_counts_head_stride);
+        if (request < merge.requests[0] || request >= merge.requests[1] || *count < 0)
+            return -1;
+    }
+    return count_states(job, row, head);
+}
+
 /* Maximum of two LSEs; NaN wins. */
 static __device__ inline float lse_max(float x, float y)
 {
@@ -35,9 +52,19 @@ static __device__ inline float state_weight(float lse, float scale, float max, b
     return isinf(lse) ? 0.0f : (sums ? exp2f(lse - max) : expf(lse - max)) * scale;
 }
 
-/* sum is 0 only if all are empty. */
-static __device__ inline float merged_lse(float max, float sum, bool sums)
+/* What a state's o is multiplied with: its weight over the sum of all; negative: empty. */
+static __device__ inline float state_share(const cuda_merge &merge, float lse, float weight, float max, float sum)
 {
+    if (merge.divides)
+        weight = exp2f(lse - max);
+    return isinf(lse) ? -1.0f : weight / sum;
+}
+
+/* sum is 0 only if all are empty. */
+static __device__ inline float merged_lse(const cuda_merge &merge, float max, float sum, bool sums)
+{
+    if (merge.divides)
+        sum /= exp2_approx(merge.log2_one);
     return sum == 0 ? -INFINITY : (sums ? max * 0.693147181f : max) + logf(sum);
 }
 

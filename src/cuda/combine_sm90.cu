@@ -10,9 +10,11 @@
  * them holds the LSEs of states 4q..4q+3 (and 16 more), and every fourth 16-byte chunk of the output. The next tile's
  * LSEs are loaded before this tile's states are waited for.
  *
- * Shared memory: 7 slots of 16 KB, two blocks an SM: 224 KB under way on each. Registers: 96.
+ * Shared memory: a block, alone on its SM, has two such rings, each with its own threads: 224 KB under way.
+ * Registers: 96.
  * Floor: S reads of 260 bytes and one write a head (16 x 16384 x 64: 4.36 GB read, 930 us at 4.69 TB/s).
- * Measured there on an H200, 2026-11-29: 1078 us, 4.30 TB/s read and written. 4096 rows 278 us, 256 rows 27 us.
+ * Measured there on an H200, 2026-11-29, each ring a block of its own: 1078 us, 4.30 TB/s read and written. 4096 rows
+ * 278 us, 256 rows 27 us.
  */
 #include "combine.cuh"
 #include "ptx_sm90.cuh"
@@ -26,7 +28,7 @@ enum {
     SLOT_BYTES = HEADS * ROW_BYTES,
     MIN_TILES = 256 /* fewer are left to combine_smxx, whose blocks are smaller */
 };
-enum { SLOTS = 7, BLOCKS = 2 /* an SM */ };
+enum { SLOTS = 7, RINGS = 2 /* of a block */, RING_THREADS = ADDERS + CUDA_WARP };
 
 struct ring {
     uint8_t slot[SLOTS][SLOT_BYTES];
@@ -70,17 +72,43 @@ static __device__ inline void advance(const merge_job &job, const place &step, p
 
 /* ------------------------------------------------------------------------------------------------ copies */
 
-static __device__ inline void copy_states(const merge_job &job, int64_t heads, ring &m)
+/* The most states that a head of a tile has, as far as the lane looks: two of the heads. */
+static __device__ inline int look_at_counts(const cuda_merge &merge, int64_t first, int64_t heads)
 {
+    const merge_job &job = merge.job;
+    int most = -1;
+    if (!job.split_counts)
+        return job.num_states;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int64_t index = first + 2 * (threadIdx.x % CUDA_WARP) + i;
+        if (index < heads) {
+            place at = find_place(job, index);
+            int count = states_of(merge, at.row, at.head);
+            most = count > most ? count : most;
+        }
+    }
+    return most;
+}
+
+/* By a warp. */
+static __device__ inline void copy_states(const cuda_merge &merge, int64_t first, int64_t step, int64_t heads, ring &m)
+{
+    const merge_job &job = merge.job;
     turn at = {0, 1};
-    for (int64_t first = (int64_t)blockIdx.x * HEADS; first < heads; first += (int64_t)gridDim.x * HEADS) {
+    int next = look_at_counts(merge, first, heads);
+    for (; first < heads; first += step) {
         uint32_t bytes = ROW_BYTES * (uint32_t)(heads - first < HEADS ? heads - first : HEADS);
-        for (int s = 0; s < job.num_states; s++) {
-            uint32_t full = shared_address(&m.full[at.slot]);
-            barrier_wait(shared_address(&m.empty[at.slot]), at.parity);
-            barrier_expect(full, bytes);
-            copy_bulk(shared_address(m.slot[at.slot]), (const char *)job.states[s].out + first * ROW_BYTES, bytes,
-                      full);
+        int states = __reduce_max_sync(~0u, next);
+        next = look_at_counts(merge, first + step, heads);
+        for (int s = 0; s < states; s++) {
+            if (threadIdx.x % CUDA_WARP == 0) {
+                uint32_t full = shared_address(&m.full[at.slot]);
+                barrier_wait(shared_address(&m.empty[at.slot]), at.parity);
+                barrier_expect(full, bytes);
+                copy_bulk(shared_address(m.slot[at.slot]), (const char *)job.states[s].out + first * ROW_BYTES, bytes,
+                          full);
+            }
             advance(at);
         }
     }
@@ -88,17 +116,21 @@ static __device__ inline void copy_states(const merge_job &job, int64_t heads, r
 
 /* ------------------------------------------------------------------------------------------------ weights */
 
-/* A thread's LSEs of one head: states 4q + i and 16 + 4q + i. `count` of them are in use; -1: the row is not merged. */
-template <int GROUPS> struct lses {
-    float of[GROUPS][4];
-    int count;
+/* A thread's LSEs of one head: states 4q + i and 16 + 4q + i; or maxima, with sums. `count` of them are in use; -1: the
+ * row is not merged. `most`: what the lane knows of the tile's largest count. */
+template <int GROUPS, bool SUMS> struct lses {
+    float of[GROUPS][4], sum[SUMS ? GROUPS : 1][4];
+    int count, most;
 };
 
-template <int GROUPS> static __device__ inline void load_lses(const cuda_merge &merge, const place &at, lses<GROUPS> &l)
+template <int GROUPS, bool SUMS>
+static __device__ inline void load_lses(const cuda_merge &merge, const place &at, int64_t first, int64_t heads,
+                                        lses<GROUPS, SUMS> &l)
 {
     const merge_job &job = merge.job;
-    bool inside = at.row < job.rows, live = inside && !(merge.rows && merge.rows[at.row].request < 0);
-    l.count = live ? count_states(job, at.row, at.head) : -1;
+    bool inside = at.row < job.rows;
+    l.count = inside ? states_of(merge, at.row, at.head) : -1;
+    l.most = look_at_counts(merge, first, heads);
 #pragma unroll
     for (int g = 0; g < GROUPS; g++)
 #pragma unroll
@@ -107,14 +139,18 @@ template <int GROUPS> static __device__ inline void load_lses(const cuda_merge &
             l.of[g][i] = -INFINITY;
             if (inside && s < job.num_states) { /* does not wait for the count */
                 const msa_merge_state &state = job.states[s];
-                l.of[g][i] = __ldcs((const float *)((const char *)state.lse + at.row * state.lse_row_stride +
-                                                    at.head * state.lse_head_stride));
+                const char *from =
+                    (const char *)state.lse + at.row * state.lse_row_stride + at.head * state.lse_head_stride;
+                l.of[g][i] = __ldcs((const float *)from);
+                if (SUMS)
+                    l.sum[g][i] = __ldcs((const float *)(from + merge.sum_offset));
             }
         }
 }
 
 /* LSEs to weights, in place; negative: empty. Returns the merged LSE. */
-template <int GROUPS> static __device__ inline float find_weights(lses<GROUPS> &l)
+template <int GROUPS, bool SUMS>
+static __device__ inline float find_weights(const cuda_merge &merge, lses<GROUPS, SUMS> &l)
 {
     float max = -INFINITY, sum[4] = {}, weight[GROUPS][4];
 #pragma unroll
@@ -132,7 +168,7 @@ template <int GROUPS> static __device__ inline float find_weights(lses<GROUPS> &
     for (int g = 0; g < GROUPS; g++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            weight[g][i] = state_weight(l.of[g][i], 1, max, false);
+            weight[g][i] = state_weight(l.of[g][i], SUMS ? l.sum[g][i] : 1.0f, max, SUMS);
             sum[i] += weight[g][i];
         }
     float all = sum[0] + sum[1] + (sum[2] + sum[3]);
@@ -142,8 +178,8 @@ template <int GROUPS> static __device__ inline float find_weights(lses<GROUPS> &
     for (int g = 0; g < GROUPS; g++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            l.of[g][i] = isinf(l.of[g][i]) ? -1.0f : weight[g][i] / all;
-    return merged_lse(max, all, false);
+            l.of[g][i] = state_share(merge, l.of[g][i], weight[g][i], max, all);
+    return merged_lse(merge, max, all, SUMS);
 }
 
 /* ------------------------------------------------------------------------------------------------ sums */
@@ -167,8 +203,8 @@ static __device__ inline void add_state(const uint8_t *row, float weight, float 
     }
 }
 
-template <msa_dtype DTYPE, int GROUPS>
-static __device__ inline void add_states(const merge_job &job, const lses<GROUPS> &weights, ring &m, turn &at,
+template <msa_dtype DTYPE, int GROUPS, bool SUMS>
+static __device__ inline void add_states(int states, const lses<GROUPS, SUMS> &weights, ring &m, turn &at,
                                          float (&out)[CHUNKS][8])
 {
     int lane = threadIdx.x % CUDA_WARP;
@@ -178,12 +214,12 @@ static __device__ inline void add_states(const merge_job &job, const lses<GROUPS
         for (int q = 0; q < TEAM; q++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                if (16 * g + 4 * q + i >= job.num_states)
+                if (16 * g + 4 * q + i >= states)
                     break;
                 float weight = __shfl_sync(~0u, weights.of[g][i], q, TEAM);
                 barrier_wait(shared_address(&m.full[at.slot]), at.parity);
                 if (!(weight < 0)) /* NaN is used */
-                    add_state<DTYPE>(m.slot[at.slot] + threadIdx.x / TEAM * ROW_BYTES, weight, out);
+                    add_state<DTYPE>(m.slot[at.slot] + threadIdx.x % RING_THREADS / TEAM * ROW_BYTES, weight, out);
                 __syncwarp();
                 if (lane == 0)
                     barrier_arrive(shared_address(&m.empty[at.slot]));
@@ -205,15 +241,16 @@ static __device__ inline void store_head(const merge_job &job, const place &at, 
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
 
-template <msa_dtype DTYPE, int GROUPS>
-static __global__ void __launch_bounds__(ADDERS + CUDA_WARP, BLOCKS)
-    stream_states(const __grid_constant__ cuda_merge merge)
+template <msa_dtype DTYPE, int GROUPS, bool SUMS>
+static __global__ void __launch_bounds__(RINGS *RING_THREADS, 1) stream_states(const __grid_constant__ cuda_merge merge)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    ring &m = *(ring *)shared;
+    int own = threadIdx.x / RING_THREADS, thread = threadIdx.x - own * RING_THREADS;
+    ring &m = ((ring *)shared)[own];
     const merge_job &job = merge.job;
-    int64_t heads = job.rows * job.num_q_heads;
-    if (threadIdx.x == 0) {
+    int64_t heads = job.rows * job.num_q_heads, first = ((int64_t)blockIdx.x * RINGS + own) * HEADS,
+            tiles_on = (int64_t)gridDim.x * RINGS * HEADS;
+    if (thread == 0) {
         for (int i = 0; i < SLOTS; i++) {
             barrier_init(shared_address(&m.full[i]), 1);
             barrier_init(shared_address(&m.empty[i]), ADDERS / CUDA_WARP);
@@ -222,23 +259,25 @@ static __global__ void __launch_bounds__(ADDERS + CUDA_WARP, BLOCKS)
     }
     __syncthreads();
     grid_wait();
-    if (threadIdx.x >= ADDERS) {
-        if (threadIdx.x == ADDERS)
-            copy_states(job, heads, m);
+    if (merge.work && *merge.work == 0)
+        return;
+    if (thread >= ADDERS) {
+        copy_states(merge, first, tiles_on, heads, m);
         return;
     }
-    place next = find_place(job, (int64_t)blockIdx.x * HEADS + threadIdx.x / TEAM);
-    const place step = find_place(job, (int64_t)gridDim.x * HEADS);
+    place next = find_place(job, first + thread / TEAM);
+    const place step = find_place(job, tiles_on);
     turn at = {0, 0};
-    lses<GROUPS> ahead;
-    load_lses(merge, next, ahead);
-    for (int64_t first = (int64_t)blockIdx.x * HEADS; first < heads; first += (int64_t)gridDim.x * HEADS) {
-        lses<GROUPS> weights = ahead;
-        float lse = find_weights(weights), out[CHUNKS][8] = {};
+    lses<GROUPS, SUMS> ahead;
+    load_lses(merge, next, first, heads, ahead);
+    for (; first < heads; first += tiles_on) {
+        lses<GROUPS, SUMS> weights = ahead;
+        float lse = find_weights(merge, weights), out[CHUNKS][8] = {};
+        int states = __reduce_max_sync(~0u, weights.most);
         place own = next;
         advance(job, step, next);
-        load_lses(merge, next, ahead);
-        add_states<DTYPE>(job, weights, m, at, out);
+        load_lses(merge, next, first + tiles_on, heads, ahead);
+        add_states<DTYPE>(states, weights, m, at, out);
         if (weights.count >= 0)
             store_head(job, own, out, lse);
     }
@@ -246,27 +285,27 @@ static __global__ void __launch_bounds__(ADDERS + CUDA_WARP, BLOCKS)
 
 /* ------------------------------------------------------------------------------------------------ launchers */
 
-template <msa_dtype DTYPE, int GROUPS>
+template <msa_dtype DTYPE, int GROUPS, bool SUMS>
 static cudaError_t launch_stream(const struct cuda_merge *merge, int64_t tiles, cudaStream_t stream)
 {
-    auto kernel = stream_states<DTYPE, GROUPS>;
+    auto kernel = stream_states<DTYPE, GROUPS, SUMS>;
     int device = 0, num_sms = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (!error)
         error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
     if (!error)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(ring));
-    int64_t blocks = tiles < BLOCKS * num_sms ? tiles : BLOCKS * num_sms;
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, RINGS * sizeof(ring));
+    int64_t blocks = (tiles + RINGS - 1) / RINGS;
     return error ? error
-                 : launch(kernel, (unsigned)blocks, ADDERS + CUDA_WARP, sizeof(ring), merge->after_kernel, stream,
-                          *merge);
+                 : launch(kernel, (unsigned)(blocks < num_sms ? blocks : num_sms), RINGS * RING_THREADS,
+                          RINGS * sizeof(ring), merge->after_kernel, stream, *merge);
 }
 
 static bool streams(const struct cuda_merge *merge)
 {
     const struct merge_job *job = &merge->job;
     msa_dtype dtype = job->states[0].out_dtype;
-    bool ok = !merge->sum_offset && dtype != MSA_F32 && job->out_dtype != MSA_F32;
+    bool ok = dtype != MSA_F32 && job->out_dtype != MSA_F32 && (!merge->sum_offset || dtype == MSA_BF16);
     for (int s = 0; s < job->num_states; s++) {
         const msa_merge_state *state = &job->states[s];
         ok = ok && state->out_dtype == dtype && (job->num_q_heads == 1 || state->out_head_stride == ROW_BYTES) &&
@@ -281,9 +320,13 @@ cudaError_t combine_sm90(const struct cuda_merge *merge, cudaStream_t stream)
     int64_t tiles = (job->rows * job->num_q_heads + HEADS - 1) / HEADS;
     if (tiles < MIN_TILES || !streams(merge))
         return combine_smxx(merge, stream);
+    bool few = job->num_states <= 16;
+    if (merge->sum_offset)
+        return few ? launch_stream<MSA_BF16, 1, true>(merge, tiles, stream)
+                   : launch_stream<MSA_BF16, 2, true>(merge, tiles, stream);
     if (job->states[0].out_dtype == MSA_BF16)
-        return job->num_states <= 16 ? launch_stream<MSA_BF16, 1>(merge, tiles, stream)
-                                     : launch_stream<MSA_BF16, 2>(merge, tiles, stream);
-    return job->num_states <= 16 ? launch_stream<MSA_FP16, 1>(merge, tiles, stream)
-                                 : launch_stream<MSA_FP16, 2>(merge, tiles, stream);
+        return few ? launch_stream<MSA_BF16, 1, false>(merge, tiles, stream)
+                   : launch_stream<MSA_BF16, 2, false>(merge, tiles, stream);
+    return few ? launch_stream<MSA_FP16, 1, false>(merge, tiles, stream)
+               : launch_stream<MSA_FP16, 2, false>(merge, tiles, stream);
 }

@@ -98,10 +98,10 @@ static __device__ inline weights find_weights(const cuda_merge &merge, int64_t r
     for (int i = 0; i < 2; i++)
         w.of[i] = state_weight(lse[i], scale[i], max, merge.sum_offset);
     float sum = team_sum(w.of[0] + w.of[1]);
-    w.lse = merged_lse(max, sum, merge.sum_offset);
+    w.lse = merged_lse(merge, max, sum, merge.sum_offset);
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        w.of[i] = isinf(lse[i]) ? -1.0f : w.of[i] / sum;
+        w.of[i] = state_share(merge, lse[i], w.of[i], max, sum);
     return w;
 }
 
@@ -148,14 +148,17 @@ template <msa_dtype DTYPE>
 static __global__ void __launch_bounds__(THREADS) merge_states(const __grid_constant__ cuda_merge merge)
 {
     grid_wait();
+    if (merge.work && *merge.work == 0)
+        return;
     const merge_job &job = merge.job;
     int lane = threadIdx.x % LANES;
     int64_t heads = job.rows * job.num_q_heads;
     for (int64_t block = blockIdx.x; block * HEADS < heads; block += gridDim.x) {
         int64_t index = block * HEADS + threadIdx.x / LANES, row = index / job.num_q_heads;
         int32_t head = (int32_t)(index % job.num_q_heads);
-        bool live = index < heads && !(merge.rows && merge.rows[row].request < 0); /* other lanes of the warp go on */
-        weights w = find_weights(merge, row, head, lane, live ? count_states(job, row, head) : 0);
+        int count = index < heads ? states_of(merge, row, head) : -1;
+        bool live = count >= 0; /* other lanes of the warp go on */
+        weights w = find_weights(merge, row, head, lane, count);
         float out[ELEMENTS] = {};
         if (DTYPE == MSA_DTYPE_DEFAULT)
             for (int s = 0; s < job.num_states; s++)

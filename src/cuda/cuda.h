@@ -120,12 +120,21 @@ struct cuda_result {
  * rows          leaves out padding rows, or NULL
  * sum_offset    0, or: where a state's lse would be lies its maximum, in log2 units, and this many bytes behind it the
  *               sum relative to that (for huge logits an LSE cannot hold both). A NaN sum comes with a NaN maximum
+ * divides       with sum_offset: a state's out is not yet divided by its sum, and
+ * log2_one      sums count a term of 1 as 2^log2_one, as exp2_approx has it
+ * requests      NULL, or [2] on the device: only the rows of requests from the first to before the second; with it go
+ *               counts that are negative, which leave a row and KV head as they are, and
+ * work          [1] on the device: 0: no row is to be merged
  * after_kernel  the launch ahead on the stream wrote the states and lets its dependents start early; wait on the
  *               device */
 struct cuda_merge {
     struct merge_job job;
     const struct cuda_row *rows;
     int64_t sum_offset;
+    bool divides;
+    float log2_one;
+    const int32_t *requests;
+    const uint32_t *work;
     bool after_kernel;
 };
 typedef cudaError_t cuda_merge_fn(const struct cuda_merge *merge, cudaStream_t stream);

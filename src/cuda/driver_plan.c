@@ -7,6 +7,8 @@
  */
 #include "driver.h"
 
+#include <string.h>
+
 struct cuda_plan {
     uint32_t *error; /* device */
     bool has_error;  /* a prepare was enqueued, so the word has a value */
@@ -122,7 +124,8 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
                     desc->strategy == MSA_STRATEGY_PAGE_MAJOR ? "page-major" : "query-major", cuda_kernel_name(kernel));
     own->attention.kernel = job->kernel;
     plan->kernel = cuda_kernel_name(job->kernel);
-    bool merges = job->num_splits > 1 && !desc->partials && !job->merges_itself;
+    bool merges = (job->num_splits > 1 || strcmp(job->strategy, "query-major") != 0) && !desc->partials &&
+                  !job->merges_itself;
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s%s%s", plan->kernel, cuda_kernel_name(device->kernels.prepare),
              merges ? ", " : "", merges ? cuda_kernel_name(device->kernels.merge) : "");
     plan->strategy = job->strategy;

@@ -29,17 +29,21 @@ static __global__ void __launch_bounds__(SCAN_THREADS) find_windows(const __grid
             job.own.sources[i] = image_source{-1, 0};
         return;
     }
-    int32_t before = 0;
+    int32_t before = 0, most = 0;
     for (int64_t round = 0; round < job.step.batch; round += SCAN_THREADS) {
         int64_t b = round + threadIdx.x;
-        int32_t pages = b < job.step.batch ? pages_of(job.step.requests[b].kv_len) : 0, all;
+        int32_t pages = b < job.step.batch ? pages_of(job.step.requests[b].kv_len) : 0, all, largest;
         int32_t in_round = block_scan<sum>(pages, &all);
+        block_scan<maximum>(pages, &largest);
+        most = largest > most ? largest : most;
         if (b < job.step.batch)
             job.own.first_page[b] = before + in_round;
         before += all;
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         job.own.first_page[job.step.batch] = before;
+        job.own.first_page[job.step.batch + 1] = most;
+    }
     __syncthreads();
     int32_t windows = num_windows(job, job.step.batch), size = size_of_window(job).pages;
     for (int32_t w = threadIdx.x; w <= windows; w += SCAN_THREADS) {
@@ -185,8 +189,9 @@ static __host__ __device__ __forceinline__ int join_bytes(const cuda_attention &
     return JOIN_WARPS * join_words(job) * (int)(sizeof(uint32_t) + sizeof(uint16_t));
 }
 
-/* Tiles of at most a warp's queries: a warp a tile. */
-static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS) join_few(const __grid_constant__ prefill_job job)
+/* Tiles of at most a warp's queries: a warp a tile. chosen: tiles whose size is negative are left out. */
+static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
+    join_few(const __grid_constant__ prefill_job job, bool chosen)
 {
     extern __shared__ uint32_t all_bits[];
     __shared__ uint32_t all_pages[JOIN_WARPS][MOST_ORDERED][8];
@@ -202,6 +207,8 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS) join_few(con
     grid_wait();
     if (index < step.num_tiles)
         tile = step.tiles[index];
+    if (chosen && tile.num_rows > 0 && job.own.tiles[(int64_t)list * step.num_tiles + index].size < 0)
+        tile.num_rows = 0;
     if (tile.num_rows > 0) {
         int64_t first = ((int64_t)list * step.total_q + tile.first_row) * step.topk;
         tile_request request = begin_tile(job, tile, list, index, lane == 0);
@@ -283,7 +290,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS) join_few(con
 }
 
 /* Any tiles: a block a tile. Pages stay in ascending order. */
-static __global__ void __launch_bounds__(JOIN_THREADS) join_many(const __grid_constant__ prefill_job job)
+static __global__ void __launch_bounds__(JOIN_THREADS) join_many(const __grid_constant__ prefill_job job, bool chosen)
 {
     __shared__ uint32_t bits[PAGE_WORDS];
     __shared__ int before[PAGE_WORDS];
@@ -291,7 +298,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS) join_many(const __grid_co
     grid_wait();
     cuda_tile tile = step.tiles[blockIdx.x];
     int64_t list = blockIdx.y, first = (list * step.total_q + tile.first_row) * step.topk;
-    if (tile.num_rows == 0)
+    if (tile.num_rows == 0 || (chosen && job.own.tiles[list * step.num_tiles + blockIdx.x].size < 0))
         return;
     for (int i = threadIdx.x; i < PAGE_WORDS; i += JOIN_THREADS)
         bits[i] = 0;
@@ -333,12 +340,6 @@ enum { IMAGE_THREADS = 256 };
 static constexpr int image_blocks(storage kv)
 {
     return kv == STORAGE_HALF ? 2 : 3;
-}
-
-/* Where 16 bytes of a row of 128 lie. */
-static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
-{
-    return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
 }
 
 /* Run `run` of a row of K: the elements 16 run .. 16 run + 15, as F16 or E4M3, in the order of

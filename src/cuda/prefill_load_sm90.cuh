@@ -116,7 +116,7 @@ static __device__ __forceinline__ task_list find_tasks(const prefill_job &job)
     task_list list;
     list.first_tile = job.step.first_tile[job.requests[0]];
     list.tiles = job.step.first_tile[job.requests[1]] - list.first_tile;
-    list.count = list.tiles * job.window.heads * job.num_splits;
+    list.count = job.some_tiles && !*job.some_tiles ? 0 : list.tiles * job.window.heads * job.num_splits;
     list.first_page = job.own.first_page[job.requests[0]];
     return list;
 }
@@ -140,24 +140,20 @@ static __device__ __forceinline__ void get_task(const prefill_job &job, const ta
     t.pages = job.own.unions + ((int64_t)in_list * job.step.total_q + t.tile.first_row) * job.step.topk;
 }
 
-/* threadIdx.x, in a way that keeps what follows from it out of registers across a loop. */
-static __device__ __forceinline__ uint32_t fresh_thread(void)
-{
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
-
 enum { LOADERS = 1 /* named barrier */ };
 
 /* The block's n-th task, to shared memory, as the loading warpgroup has no registers for it. By a thread, ahead. */
 template <typename T> static __device__ __forceinline__ void find_task(const prefill_job &job, memory<T> &m, uint32_t n)
 {
-    uint32_t index = n ? job.blocks + atomicAdd(job.own.taken, 1) : blockIdx.x;
     task &t = m.task[n % 2];
-    t.head = -1;
-    if (index < m.list.count)
-        get_task(job, m.list, m.list.count - 1 - index, t);
+    bool first = n == 0;
+    do { /* tiles that are page-major are passed over */
+        uint32_t index = first ? blockIdx.x : job.blocks + atomicAdd(job.own.taken, 1);
+        t.head = -1;
+        if (index < m.list.count)
+            get_task(job, m.list, m.list.count - 1 - index, t);
+        first = false;
+    } while (T::E4M3 && t.head >= 0 && t.tile.size < 0);
     t.odd = n % 2 ? STAGE_ODD : 0;
 }
 
@@ -221,29 +217,6 @@ template <typename T> static __device__ __forceinline__ void write_info(memory<T
     int lane = (int)fresh_thread() % CUDA_WARP;
     if (lane < INFO_WORDS)
         ((uint32_t *)&m.info[stage_of(at)])[lane] = word;
-    __syncwarp();
-}
-
-/* Zeros in place of values of keys from `keys` on. By a warp. */
-template <bool TRANSPOSED> static __device__ void blank_values(uint8_t *v, int keys)
-{
-    int lane = (int)fresh_thread() % CUDA_WARP, chunk = lane % 8;
-    if constexpr (!TRANSPOSED) {
-        for (int i = max(keys, 0) * 8 + lane; i < MSA_PAGE_SIZE * 8; i += CUDA_WARP)
-            ((uint4 *)v)[i] = ((uint4 *)(v + TILE_HALF))[i] = make_uint4(0, 0, 0, 0);
-    } else {
-        uint32_t keep[4];
-        for (int t = 0; t < 4; t++) {
-            keep[t] = 0;
-            for (int e = 0; e < 4; e++)
-                keep[t] |= chunk * 16 + e / 2 * 8 + 2 * t + e % 2 < keys ? 0xFFu << 8 * e : 0;
-        }
-        for (int row = lane / 8; row < MSA_HEAD_DIM; row += CUDA_WARP / 8) {
-            uint4 *at = (uint4 *)(v + swizzled(row, chunk)), x = *at;
-            *at = make_uint4(x.x & keep[0], x.y & keep[1], x.z & keep[2], x.w & keep[3]);
-        }
-    }
-    fence_async_reads();
     __syncwarp();
 }
 

@@ -9,6 +9,9 @@
  * of its queries selected, a warp leaves out the softmax of a page that none of its own did. attention_sm90.cuh has
  * the products and the softmax, prefill_sm90.cuh what a step is cut into, prefill_load_sm90.cuh the loaders.
  *
+ * Tiles whose queries share few pages go page-major instead, E4M3 queries only: prefill_cut_sm90.cu chooses,
+ * prefill_pages_sm90.cu has the kernel.
+ *
  * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
  * number that follows from capacities; the FP32 results are merged by the combine kernel. A row's bits depend on its
  * tile, so on its request, and on the plan; blocks take tasks as they get free, which changes none.
@@ -24,6 +27,7 @@
  * 2000; 16384 fresh, 16/1 heads: Q8KV4 344, BF16 484.
  */
 #include "prefill_load_sm90.cuh"
+#include "prefill_pages_sm90.cuh"
 #include "splits.cuh"
 
 /* ------------------------------------------------------------------------------------------------ consumers */
@@ -208,7 +212,10 @@ static const struct cuda_attention_kernel *other_kernel(const struct cuda_attent
 {
     const msa_attention_desc *desc = &job->desc;
     int few = desc->q_dtype == MSA_E4M3 ? job->num_sms : job->num_sms / 2;
-    return desc->partials ? &attention_smxx : desc->max_total_q * desc->num_kv_heads <= few ? &decode_sm90 : nullptr;
+    if (desc->partials)
+        return &attention_smxx;
+    bool pages = desc->q_dtype == MSA_E4M3 && desc->strategy == MSA_STRATEGY_PAGE_MAJOR;
+    return !pages && desc->max_total_q * desc->num_kv_heads <= few ? &decode_sm90 : nullptr;
 }
 
 static bool plan(struct cuda_attention *job)
@@ -216,15 +223,18 @@ static bool plan(struct cuda_attention *job)
     const msa_attention_desc *desc = &job->desc;
     if (other_kernel(job))
         return other_kernel(job)->plan(job);
-    if (desc->strategy == MSA_STRATEGY_PAGE_MAJOR)
-        return false;
+    bool forced = desc->strategy == MSA_STRATEGY_PAGE_MAJOR;
     job->step.query_tile = tile_queries(*job);
     if (desc->q_dtype == MSA_E4M3)
         job->precision = desc->precision;
     int64_t tasks = most_tasks(*job);
-    if (tasks < job->num_sms && tasks)
+    if (tasks < job->num_sms && tasks && !forced)
         job->num_splits = (int32_t)(job->num_sms / tasks < MSA_MAX_SPLITS ? job->num_sms / tasks : MSA_MAX_SPLITS);
     job->memory_bytes = own_memory(*job).bytes;
+    if (!has_page_lists(*job))
+        return !forced;
+    job->memory_bytes += page_memory_at(*job, nullptr).bytes;
+    job->strategy = forced ? "page-major" : "auto";
     return true;
 }
 
@@ -235,13 +245,16 @@ static cudaError_t prepare(const struct cuda_attention *job, cudaStream_t stream
     prefill_job all = make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads});
     cudaError_t error = launch(find_windows, 1 + grid_blocks(num_sources(all), SCAN_THREADS), SCAN_THREADS, 0,
                                job->dependent_launch, stream, all);
-    if (error)
+    bool lists_pages = has_page_lists(*job);
+    if (!error && lists_pages)
+        error = cut_page_lists(all, stream);
+    if (error || job->desc.strategy == MSA_STRATEGY_PAGE_MAJOR)
         return error;
     unsigned tiles = (unsigned)job->step.num_tiles, lists = (unsigned)job->step.lists;
     if (tile_queries(*job) <= CUDA_WARP)
         return launch(join_few, dim3(grid_blocks(tiles, JOIN_WARPS), lists), JOIN_THREADS, join_bytes(*job),
-                      job->dependent_launch, stream, all);
-    return launch(join_many, dim3(tiles, lists), JOIN_THREADS, 0, job->dependent_launch, stream, all);
+                      job->dependent_launch, stream, all, lists_pages);
+    return launch(join_many, dim3(tiles, lists), JOIN_THREADS, 0, job->dependent_launch, stream, all, lists_pages);
 }
 
 template <typename T> static cudaError_t launch_attend(prefill_job job, cudaStream_t stream)
@@ -267,8 +280,12 @@ static cudaError_t convert_and_attend(const struct cuda_attention *job, cudaStre
             prefill_job part = make_job(*job, {(uint32_t)i, (uint32_t)head, heads});
             error = launch(write_images<STORAGE, T>, (unsigned)(job->num_sms * image_blocks(STORAGE)), IMAGE_THREADS,
                            T::IMAGE_BYTES, false, stream, part);
-            if (!error)
+            if (has_page_lists(*job))
+                part.some_tiles = make_pages_job(part).pages.query_major;
+            if (!error && job->desc.strategy != MSA_STRATEGY_PAGE_MAJOR)
                 error = launch_attend<T>(part, stream);
+            if (!error && has_page_lists(*job))
+                error = attend_page_lists(part, stream);
         }
     return error;
 }

@@ -48,7 +48,7 @@ struct prefill_memory {
     uint8_t *images;
     union_page *unions;     /* [lists][total_q * topk], a tile's from first_row * topk on */
     union_tile *tiles;      /* [lists][num_tiles] */
-    int32_t *first_page;    /* [batch + 1] pages before each request */
+    int32_t *first_page;    /* [batch + 1] pages before each request; then the most that one has */
     int32_t *first_request; /* [windows + 1] of a window */
     uint32_t *taken;        /* tasks of a window that blocks have asked for */
     image_source *sources;  /* [lists][max_batch * max_pages] */
@@ -139,7 +139,7 @@ static __host__ __device__ __forceinline__ prefill_memory own_memory(const cuda_
     m.unions = (union_page *)take(lists * rows * desc.topk * (int64_t)sizeof(union_page));
     m.tiles = (union_tile *)take(lists * tiles * (int64_t)sizeof(union_tile));
     m.sources = (image_source *)take(num_sources(job) * (int64_t)sizeof(image_source));
-    m.first_page = (int32_t *)take((batch + 1) * 4);
+    m.first_page = (int32_t *)take((batch + 2) * 4);
     m.first_request = (int32_t *)take((num_windows(job, batch) + 1) * 4);
     m.taken = (uint32_t *)take(4);
     m.states = (float *)take(states * (MSA_HEAD_DIM + 2) * 4);
@@ -156,7 +156,8 @@ struct prefill_window {
 struct prefill_job : cuda_attention {
     prefill_memory own;
     prefill_window window;
-    const int32_t *requests; /* the window's first, and the first past it */
+    const int32_t *requests;    /* the window's first, and the first past it */
+    const uint32_t *some_tiles; /* NULL, or 0: all tiles are page-major */
     uint32_t blocks;
     int32_t width;                        /* whole queries of a warp */
     uint32_t width_inverse, topk_inverse; /* 2^16 by these, rounded up: for quotients of small numbers */
@@ -179,6 +180,43 @@ static inline prefill_job make_job(const cuda_attention &job, const prefill_wind
     made.list_heads = (uint32_t)(job.desc.num_kv_heads / job.step.lists);
     made.scale = finite_scale((double)job.desc.sm_scale * 1.44269504088896340736);
     return made;
+}
+
+/* threadIdx.x, in a way that keeps what follows from it out of registers across a loop. */
+static __device__ __forceinline__ uint32_t fresh_thread(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+/* Where 16 bytes of a row of 128 lie. */
+static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
+{
+    return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
+}
+
+/* Zeros in place of values of keys from `keys` on. By a warp. */
+template <bool TRANSPOSED> static __device__ void blank_values(uint8_t *v, int keys)
+{
+    int lane = (int)fresh_thread() % CUDA_WARP, chunk = lane % 8;
+    if constexpr (!TRANSPOSED) {
+        for (int i = max(keys, 0) * 8 + lane; i < MSA_PAGE_SIZE * 8; i += CUDA_WARP)
+            ((uint4 *)v)[i] = ((uint4 *)(v + TILE_HALF))[i] = make_uint4(0, 0, 0, 0);
+    } else {
+        uint32_t keep[4];
+        for (int t = 0; t < 4; t++) {
+            keep[t] = 0;
+            for (int e = 0; e < 4; e++)
+                keep[t] |= chunk * 16 + e / 2 * 8 + 2 * t + e % 2 < keys ? 0xFFu << 8 * e : 0;
+        }
+        for (int row = lane / 8; row < MSA_HEAD_DIM; row += CUDA_WARP / 8) {
+            uint4 *at = (uint4 *)(v + swizzled(row, chunk)), x = *at;
+            *at = make_uint4(x.x & keep[0], x.y & keep[1], x.z & keep[2], x.w & keep[3]);
+        }
+    }
+    fence_async_reads();
+    __syncwarp();
 }
 
 #endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * prefill_pages_sm90.cuh - page-major prefill: which tiles of queries go that way, and the lists that its kernel works
+ * through. prefill_sm90.cuh says what tiles, images and windows are.
+ *
+ *   chunk   chunk_rows rows of the step, whose partial results are there at once. Chunks follow each other
+ *   entry   a row of a chunk and the rank of a page among the pages of that row
+ *   place   a page of a request that rows of a chunk see: places ascend by chunk, request and page
+ *   item    up to PAGE_STEPS steps of 64 query rows from a place's entries. Their order is not defined: no row's
+ *           result depends on those beside it
+ *
+ * A partial result is the sum over a page's keys of 448 * 2^(logit - max) * value, in BF16, beside the maximum (log2
+ * units) and the sum without values. The ranks of a row are its states, which combine_sm90 merges.
+ *
+ * Memory: partial results of a chunk, at most MAX_PARTIAL_BYTES, 8 bytes of state for each 256 of them; about 16 bytes
+ * for each page of each row, and 24 for each page of each request.
+ */
+#ifndef MSA_CUDA_PREFILL_PAGES_SM90_CUH
+#define MSA_CUDA_PREFILL_PAGES_SM90_CUH
+
+#include "prefill_sm90.cuh"
+
+enum {
+    PAGE_STEPS = 8,
+    MIN_CHUNK = 512, /* rows; plans whose rows are so large that a chunk would hold fewer are query-major */
+    ENTRY_ROW_BITS = 26,
+    PARTIAL_BYTES = 2 * MSA_HEAD_DIM
+};
+constexpr uint32_t NO_RANK = 63; /* of entries that fill up steps */
+constexpr int64_t MAX_PARTIAL_BYTES = INT64_C(1) << 30;
+
+/* Of a tile's union, once the tile is page-major. */
+enum { PAGE_MAJOR_TILE = -1 };
+
+/* Of a row's page. */
+struct page_position {
+    uint32_t place;    /* NO_PLACE: none, or the row is query-major */
+    uint32_t position; /* of the entry in its place */
+};
+constexpr uint32_t NO_PLACE = ~0u;
+
+struct alignas(16) page_place {
+    uint32_t entry, item; /* the first */
+    int32_t count;        /* of entries */
+    int32_t chunk;
+};
+
+struct alignas(16) page_item {
+    int32_t physical;
+    int32_t page;             /* among all requests' pages */
+    uint32_t first;           /* of the list's entries */
+    int32_t count;            /* of entries */
+    int32_t first_keys, keys; /* of the page: that the chunk's first row would see; that the request has */
+    int32_t reserved[2];
+};
+
+struct page_memory {
+    uint32_t *counters;       /* [lists][places] entries of a place, then [lists][chunks] items of a chunk */
+    uint32_t *chosen;         /* [chunks] some row is page-major */
+    uint32_t *query_major;    /* [1] some tile is query-major */
+    int32_t *chunks;          /* [lists][places] chunk of a place */
+    page_place *places;       /* [lists][places] */
+    page_position *positions; /* [lists][rows * topk] */
+    uint32_t *entries;        /* [lists][most_entries] row, from ENTRY_ROW_BITS on the rank */
+    page_item *items;         /* [lists][most_items] */
+    int32_t *first_item;      /* [lists][chunks + 1] */
+    int32_t *counts;          /* [rows][kv_heads] pages of a row; -1: it is query-major */
+    uint8_t *partials;        /* [topk][chunk_rows][heads of the window][128] */
+    float2 *states;           /* [topk][chunk_rows][heads of the window] maximum and sum */
+    int64_t num_places, most_entries, most_items;
+    int32_t chunk_rows, num_chunks;
+    size_t counter_bytes, bytes;
+};
+
+/* Rows of a chunk. For all heads, though a window may have fewer: sizes grow with every capacity. */
+static __host__ __device__ __forceinline__ int64_t most_chunk_rows(const cuda_attention &job)
+{
+    return MAX_PARTIAL_BYTES / ((int64_t)job.desc.num_q_heads * job.desc.topk * PARTIAL_BYTES);
+}
+
+/* Whether tiles of the plan may go page-major. */
+static __host__ __device__ __forceinline__ bool has_page_lists(const cuda_attention &job)
+{
+    return job.desc.q_dtype == MSA_E4M3 && job.num_splits == 1 && job.desc.strategy != MSA_STRATEGY_QUERY_MAJOR &&
+           most_chunk_rows(job) >= MIN_CHUNK;
+}
+
+static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda_attention &job, char *at)
+{
+    const msa_attention_desc &desc = job.desc;
+    char *begin = at;
+    auto take = [&](int64_t bytes) {
+        char *taken = at;
+        at += (bytes + 255) & ~(int64_t)255;
+        return taken;
+    };
+    page_memory m = {};
+    int64_t rows = desc.max_total_q, lists = desc.num_lists, ids = rows * desc.topk,
+            max_pages = pages_of(desc.max_kv_len), most_rows = most_chunk_rows(job);
+    m.chunk_rows = (int32_t)(rows < most_rows ? rows : most_rows);
+    m.num_chunks = (int32_t)((rows + m.chunk_rows - 1) / m.chunk_rows);
+    m.num_places = (desc.max_batch + m.num_chunks) * max_pages;
+    int64_t used = m.num_places < ids ? m.num_places : ids; /* places with an entry */
+    int64_t step = GROUP_WARPS * warp_queries(job);
+    m.most_entries = (ids + used * (step - 1) + step - 1) / step * step; /* places are whole steps */
+    m.most_items = ids / (PAGE_STEPS * step) + used;
+    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 1) * 4);
+    m.counters = (uint32_t *)take((int64_t)m.counter_bytes);
+    m.chosen = m.counters + lists * (m.num_places + m.num_chunks);
+    m.query_major = m.chosen + m.num_chunks;
+    m.chunks = (int32_t *)take(lists * m.num_places * 4);
+    m.places = (page_place *)take(lists * m.num_places * (int64_t)sizeof(page_place));
+    m.positions = (page_position *)take(lists * ids * (int64_t)sizeof(page_position));
+    m.entries = (uint32_t *)take(lists * m.most_entries * 4);
+    m.items = (page_item *)take(lists * m.most_items * (int64_t)sizeof(page_item));
+    m.first_item = (int32_t *)take(lists * (m.num_chunks + 1) * 4);
+    m.counts = (int32_t *)take(rows * desc.num_kv_heads * 4);
+    int64_t partials = ids * desc.num_q_heads, most = MAX_PARTIAL_BYTES / PARTIAL_BYTES;
+    partials = partials < most ? partials : most;
+    m.states = (float2 *)take(partials * (int64_t)sizeof(float2));
+    m.partials = (uint8_t *)take(partials * PARTIAL_BYTES);
+    m.bytes = (size_t)(at - begin);
+    return m;
+}
+
+/* What the kernels get. */
+struct pages_job : prefill_job {
+    page_memory pages;
+    int32_t chunk;  /* of `run` */
+    uint32_t heads; /* query heads of the window */
+};
+
+static inline pages_job make_pages_job(const prefill_job &window)
+{
+    pages_job made = {};
+    (prefill_job &)made = window;
+    made.pages = page_memory_at(window, (char *)window.memory + window.own.bytes);
+    made.heads = window.window.heads * window.ratio;
+    return made;
+}
+
+/* Of prepare, after the rows' pages and the windows are known; of run, after the images of the window. */
+cudaError_t cut_page_lists(const prefill_job &step, cudaStream_t stream);
+cudaError_t attend_page_lists(const prefill_job &window, cudaStream_t stream);
+
+#endif
