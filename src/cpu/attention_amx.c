@@ -134,14 +134,14 @@ static void mask_v(const uint32_t *v, int key, int end, uint32_t *masked)
         _mm512_store_si512(masked + i, _mm512_maskz_loadu_epi16(seen, v_tile(v, key, 0) + i));
 }
 
-static void one_scores(const struct cpu_page *page, const uint32_t *q, int keys, float *scores, bool fresh)
+static void one_scores(const struct cpu_page *page, struct cpu_ahead *ahead, const uint32_t *q, int keys, float *scores,
+                       bool fresh)
 {
     const uint32_t *k = page->k_operand;
-    struct cpu_ahead ahead = page->ahead;
     for (int key = 0; key < keys; key += 64) {
         for (int slice = key / SLICE; fresh && slice < key / SLICE + 4; slice++) {
-            for (int i = 0; i < SLICE; i++)
-                fetch_ahead(&ahead);
+            for (int i = 0; i < 3; i++)
+                fetch_ahead(ahead);
             convert_k(page, slice);
         }
         zero_tiles();
@@ -162,8 +162,8 @@ static void one_scores(const struct cpu_page *page, const uint32_t *q, int keys,
     }
 }
 
-static void one_output(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visit,
-                       const uint32_t *p, const struct weights *weights, bool fresh)
+static void one_output(struct cpu_tile *tile, const struct cpu_page *page, struct cpu_ahead *ahead,
+                       const struct cpu_visit *visit, const uint32_t *p, const struct weights *weights, bool fresh)
 {
     _Alignas(64) float sums[4 * TILE];
     _Alignas(64) uint32_t masked[8 * TILE];
@@ -177,6 +177,8 @@ static void one_output(struct cpu_tile *tile, const struct cpu_page *page, const
     for (int d = 0; d < 128; d += 64) {
         zero_tiles();
         for (int key = 0; key < visit->keys; key += ROUND) {
+            for (int i = 0; fresh && i < 3; i++)
+                fetch_ahead(ahead);
             if (fresh)
                 convert_v(page, key / ROUND * 2 + d / 64);
             const uint32_t *a = key == cut ? masked + d / 16 * TILE : v_tile(v, key, d);
@@ -198,12 +200,14 @@ static void one_output(struct cpu_tile *tile, const struct cpu_page *page, const
 }
 
 INLINE __m512 softmax_awake(float *scores, int keys, __m512 max, const struct exp2_scale *scale,
-                            const enum cpu_rounding rounding)
+                            struct cpu_ahead *ahead, const enum cpu_rounding rounding)
 {
     __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int key = 0, end; key + 2 <= keys; key = end) {
         end = key + ROUND < keys ? key + ROUND : keys & ~1;
         softmax_pairs(scores, key, end, max, scale, sum, rounding);
+        for (int i = 0; i < 4; i++)
+            fetch_ahead(ahead);
         TILE_STAY_AWAKE();
     }
     if (keys & 1)
@@ -216,21 +220,22 @@ static void attend_one(struct cpu_tile *tile, const struct cpu_page *page, const
 {
     float *scores = tile->scratch;
     const uint32_t *q = (const uint32_t *)tile->q + visit->unit * UNIT;
-    one_scores(page, q, visit->keys, scores, fresh);
+    struct cpu_ahead ahead = page->ahead;
+    one_scores(page, &ahead, q, visit->keys, scores, fresh);
     struct extremes e;
     clear_extremes(&e);
     add_extremes(&e, scores, visit->keys);
     __m512 max = largest(&e), sum;
     const struct exp2_scale scale = tile->scale;
     if (tile->rounding == ROUND_E4M3)
-        sum = softmax_awake(scores, visit->keys, max, &scale, ROUND_E4M3);
+        sum = softmax_awake(scores, visit->keys, max, &scale, &ahead, ROUND_E4M3);
     else
-        sum = softmax_awake(scores, visit->keys, max, &scale, ROUND_BF16);
+        sum = softmax_awake(scores, visit->keys, max, &scale, &ahead, ROUND_BF16);
     struct weights weights = merge_state(tile, visit, max, smallest(&e), sum);
     uint32_t *p = (uint32_t *)scores;
     int pairs = (visit->keys + 1) / 2, end = (visit->keys + ROUND - 1) / ROUND * ROUND / 2;
     memset(p + pairs * UNIT_LANES, 0, (size_t)(end - pairs) * UNIT_LANES * sizeof *p);
-    one_output(tile, page, visit, p, &weights, fresh);
+    one_output(tile, page, &ahead, visit, p, &weights, fresh);
 }
 
 /* ------------------------------------------------------------------------------------------------ pairs of visits */
@@ -345,7 +350,7 @@ INLINE void overlap(struct cpu_tile *tile, const struct round *now, const struct
             use_round(tile, last);
         if (now->kind == OUTPUT_ROUND)
             fetch_accumulators(tile, now, 8 * step);
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 2; i++)
             fetch_ahead(ahead);
     }
     if (now->kind != NO_ROUND)

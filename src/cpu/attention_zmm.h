@@ -9,7 +9,7 @@
 #include "product_zmm.h"
 #include "softmax_zmm.h"
 
-enum { AHEAD_STEPS = 4 * PAIR };
+enum { AHEAD_STEPS = 8 * PAIR };
 
 /* ------------------------------------------------------------------------------------------------ scores */
 

@@ -249,11 +249,14 @@ static struct cpu_ahead ahead_of(const struct attention_run *run, const struct c
         __builtin_prefetch(page->k.scale + i * 8 * page->k.scale_token_stride);
         __builtin_prefetch(page->v.scale + i * 8 * (page->v.scale_quad ? 8 : page->v.scale_token_stride));
     }
-    return (struct cpu_ahead){.data = {page->k.data, page->v.data},
-                              .stride = {page->k.token_stride, page->v.token_stride},
-                              .places = 2,
-                              .lines = (int)((row_bytes + 63) / 64),
-                              .rows = page->keys};
+    int64_t half = page->keys / 2;
+    return (struct cpu_ahead){
+        .data = {page->k.data, page->v.data, page->k.data + half * page->k.token_stride,
+                 page->v.data + half * page->v.token_stride},
+        .stride = {page->k.token_stride, page->v.token_stride, page->k.token_stride, page->v.token_stride},
+        .places = 4,
+        .lines = (int)((row_bytes + 63) / 64),
+        .rows = (int)half};
 }
 
 /* The visits to one page, from the entries of that page. Rows of a unit that see the whole page share a visit; a row

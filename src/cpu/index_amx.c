@@ -114,14 +114,29 @@ static void index_pairs(const uint32_t *k, const uint32_t *q, int pairs, int num
     }
 }
 
-/* One unit, 64 keys a round. */
-static void index_one(const uint32_t *k, const uint32_t *q, int num_rows, float *scores, int64_t row_stride)
+/* Slices [first, first + count) of K, and their share of what comes next. */
+static void convert_slices(const struct cpu_page *page, struct cpu_ahead *ahead, int first, int count)
 {
+    for (int slice = first; slice < first + count; slice++) {
+        for (int i = 0; i < SLICE / AHEAD_PLACES; i++)
+            fetch_ahead(ahead);
+        page->convert_k(&page->k, slice, 128, (uint32_t *)page->k_operand + slice * SLICE * ROW);
+        TILE_STAY_AWAKE();
+    }
+}
+
+/* One unit, 64 keys a round. fresh: the page is not converted yet. */
+static void index_one(const struct cpu_page *page, struct cpu_ahead *ahead, const uint32_t *q, int num_rows,
+                      float *scores, int64_t row_stride, bool fresh)
+{
+    const uint32_t *k = page->k_operand;
     _Alignas(64) float sums[2][4][BLOCK]; /* [round][16 keys] */
     __m512 max[4];
     clear_max(max);
     for (int round = 0; round < 2; round++) {
         const uint32_t *a = k + round * 64 * ROW;
+        if (fresh)
+            convert_slices(page, ahead, round * 4, 4);
         zero_tiles();
         UNROLL
         for (int step = 0; step < STEPS; step++) {
@@ -145,18 +160,13 @@ static void index_one(const uint32_t *k, const uint32_t *q, int num_rows, float 
 
 void index_amx(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
 {
-    uint32_t *k = page->k_operand;
     int pairs = (num_rows + UNIT_LANES - 1) / UNIT_LANES / 2, paired = pairs * 2 * UNIT_LANES;
     struct cpu_ahead ahead = page->ahead;
-    for (int slice = 0; slice < NUM_SLICES; slice++) {
-        for (int i = 0; i < SLICE / AHEAD_PLACES; i++)
-            fetch_ahead(&ahead);
-        page->convert_k(&page->k, slice, 128, k + slice * SLICE * ROW);
-        TILE_STAY_AWAKE();
+    if (pairs) {
+        convert_slices(page, &ahead, 0, NUM_SLICES);
+        index_pairs(page->k_operand, q, pairs, num_rows, scores, row_stride);
     }
-    if (pairs)
-        index_pairs(k, q, pairs, num_rows, scores, row_stride);
     if (num_rows > paired)
-        index_one(k, (const uint32_t *)q + paired / UNIT_LANES * UNIT, num_rows - paired, scores + paired * row_stride,
-                  row_stride);
+        index_one(page, &ahead, (const uint32_t *)q + paired / UNIT_LANES * UNIT, num_rows - paired,
+                  scores + paired * row_stride, row_stride, pairs == 0);
 }
