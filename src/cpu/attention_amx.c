@@ -18,7 +18,9 @@
  * Measured  2026-11-29, Xeon family 6 model 207 shared with other work, best cycles a visit, page converted: 32 visits
  *           a page 3500, 8 visits 4200, 1 visit 5100 (AVX-512 takes 18600). Conversion of a page: E4M3 4500, BF16 2600.
  *           `msa bench prefill --pattern clustered --queries 256 --prefix 30K --q-heads 16 --kv-heads 1`, median ms,
- *           AVX-512 in the same minute in brackets: Q8KV8 9.9 (37), Q8KV4 9.8 (29), BF16 10.9 (30).
+ *           AVX-512 in the same minute in brackets: Q8KV8 9.9 (37), Q8KV4 9.8 (29), BF16 10.9 (30). 1 visit a page that
+ *           is not converted, best cycles, in L2 and out of cache: E4M3 10400 and 13000, NVFP4 11500 and 13100, BF16
+ *           10400 and 16700.
  * Bound by  what a visit reads and writes in L2 beside the floor: half a page's operands, its accumulators.
  */
 #include "operands_avx512bf16.h"

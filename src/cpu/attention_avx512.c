@@ -5,11 +5,12 @@
  * Layout    cpu.h, OPERAND_F32. A step is one element of the head dimension (QK) or one key (PV).
  * Floor     a visit of a unit to a whole page: 2 * 128*128 FMAs of 16 lanes, at 2 a cycle 16384 cycles.
  * Measured  2026-11-29, Xeon family 6 model 207, share of the FMA rate of the same second, conversion of the page
- *           included, median while other jobs ran: 32 units a page 88 %, 5 units 81 %, 3 units 77 % (E4M3) or 82 %
- *           (NVFP4), 1 unit 66 % (E4M3) or 73 % (NVFP4).
+ *           included, pages in L2, least of many while other jobs ran: 32 units a page 89 %, 8 units 85 %, 5 units 83 %, 3
+ *           units 78 % (E4M3) or 83 % (NVFP4), 1 unit 69 % (E4M3, BF16) or 73 % (NVFP4); out of cache, in huge pages, 66,
+ *           62 and 68 %.
  * Bound by  the floor, and for each visit some 1400 cycles of softmax and 3 % (three units) to 7 % (one unit: 17 loads
- *           for 16 FMAs) more than the floor in the products; 4300 (NVFP4) to 6500 (E4M3) cycles of conversion are
- *           shared by a page's visits.
+ *           for 16 FMAs) more than the floor in the products; 4100 (NVFP4) to 4800 (E4M3) cycles of conversion, more with
+ *           the fetching from L2, are shared by a page's visits.
  */
 #include "operands_avx512.h"
 
