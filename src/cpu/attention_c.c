@@ -80,6 +80,7 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
             page_weight[lane] = exp2_nonpositive(page_max[lane] - new_max, tile->scale, 1);
             sum[lane] = fmaf(sum[lane], old_weight[lane], page_sum[lane] * page_weight[lane]);
             max[lane] = new_max;
+            page_weight[lane] *= tile->v_unit;
         }
     for (int d = 0; d < 128; d++) {
         float out[UNIT_LANES] = {0};

@@ -86,6 +86,7 @@ static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visi
         vector new_sum = v_fma(old_sum, w.old.part[i], v_mul(page_sum, w.page.part[i]));
         v_store(unit_sum + i * WIDTH, v_select(w.mask.part[i], new_sum, old_sum));
         v_store(unit_max + i * WIDTH, v_select(w.mask.part[i], new_max, old_max));
+        w.page.part[i] = v_mul(w.page.part[i], v_set(tile->v_unit));
     }
     return w;
 }

@@ -33,8 +33,8 @@ enum cpu_operand { OPERAND_F32, OPERAND_BF16, OPERAND_TILE, NUM_OPERANDS };
 
 /* Storage formats as the conversions see them. NVFP4 has two meanings: with E4M3 queries its product rounds to E4M3, with
  * 16-bit queries it is taken exactly. E4M3 as an FP32 operand of attention with E4M3 queries is small, 2^-8 of its value, which
- * spares vector code a multiplication an element: a page's results are off by powers of two, and the same bits when these are
- * made up for. (With 16-bit queries sums could leave FP32's range.) */
+ * spares vector code a multiplication an element: a page's results are off by powers of two until they are merged into a state,
+ * and far from FP32's ends until then. (With 16-bit queries sums could leave FP32's range.) */
 enum cpu_format {
     FORMAT_BF16,
     FORMAT_FP16,
@@ -97,6 +97,7 @@ struct cpu_tile {
     void *scratch; /* attend_scratch bytes */
     struct exp2_scale scale; /* logit in log2 units = scale * dot */
     enum cpu_rounding rounding;
+    float v_unit; /* value of a V operand's 1: a page's weight is times that, so that acc holds values themselves */
 };
 
 /* One visit of a unit to a page: the lanes of the mask see the page's first `keys` keys; other lanes keep their state. */

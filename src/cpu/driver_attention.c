@@ -303,7 +303,7 @@ static void write_unit(const struct attention_run *run, const struct tile *tile,
     double p_factor = run->rounding == ROUND_E4M3 ? 448.0 : 1.0;
     float factor[UNIT_LANES];
     for (int lane = 0; lane < UNIT_LANES; lane++) {
-        factor[lane] = tile->v_factor / sum[lane] * run->kv_factor; /* sums of small operands are 448 at least */
+        factor[lane] = tile->v_factor / sum[lane];
         if (!rows->lse[lane])
             continue;
         float lse = (float)(max[lane] * tile->logit_scale + log(sum[lane] / p_factor));
@@ -431,7 +431,8 @@ static void attend_task(void *arg, size_t index, size_t thread)
                              .sum = memory->sum,
                              .scratch = memory->scratch,
                              .scale = exp2_scale(tile.logit_scale * LOG2_E),
-                             .rounding = run->rounding};
+                             .rounding = run->rounding,
+                             .v_unit = run->kv_factor};
     load_queries(run, &tile, &state);
     int n = collect_entries(run, &tile, memory);
     if (run->operand == OPERAND_TILE)

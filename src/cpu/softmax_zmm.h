@@ -92,6 +92,7 @@ INLINE struct weights merge_state(struct cpu_tile *tile, const struct cpu_visit 
     sum = _mm512_fmadd_ps(_mm512_load_ps(unit_sum), w.old, _mm512_mul_ps(sum, w.page));
     _mm512_mask_store_ps(unit_sum, visit->lanes, sum);
     _mm512_mask_store_ps(unit_max, visit->lanes, new_max);
+    w.page = _mm512_mul_ps(w.page, _mm512_set1_ps(tile->v_unit));
     return w;
 }
 
