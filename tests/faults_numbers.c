@@ -284,6 +284,50 @@ static void largest_scale(harness *h, const attention_spec *spec)
     attention_free(c);
 }
 
+static double one_large_channel(const place *where, const void *data)
+{
+    (void)data;
+    return where->d == 0 ? 448 : 0;
+}
+
+/* All of page 1 lies 2^-124 below the other pages, and its second key 2^-16 below its first. */
+static double faint_keys(const place *where, const void *data)
+{
+    (void)data;
+    return where->d ? 0 : where->page != 1 ? 448 : where->token == 1 ? -416 : -320;
+}
+
+static double faint_values(const place *where, const void *data)
+{
+    (void)data;
+    return where->page == 1 && where->token == 1 ? 0x1p-9 * (1 + where->d % 7) : 0;
+}
+
+/* What a page far below another adds is all that a result has, and a descale makes it large: the same bits from every
+ * level, whatever units its operands have. */
+static void faint_page(harness *h, const attention_spec *spec)
+{
+    if (spec->q_dtype != MSA_E4M3 || spec->kv_dtype != MSA_E4M3)
+        return;
+    attention_spec s = *spec;
+    s.scaled = true;
+    s.sm_scale = 124.2f * 0.69314718f / (448 * 768);
+    s.requests = batch_of(1, LENGTHS(1), LENGTHS(257));
+    s.q = one_large_channel;
+    s.k = faint_keys;
+    s.v = faint_values;
+    s.list = list_all_pages;
+    attention_case *c = attention_new(h, &s);
+    float *q_descale = (float *)c->args.q_descale, *k_descale = (float *)c->args.k_descale,
+          *v_descale = (float *)c->args.v_descale;
+    for (int head = 0; head < (c->args.v_descale_stride == 4 ? s.kv_heads : 1); head++) {
+        q_descale[head] = k_descale[head] = 1;
+        v_descale[head] = 0x1p127f;
+    }
+    trial_run(h, &c->t);
+    attention_free(c);
+}
+
 /* Four channels 30 times as large as the others, as in real activations. */
 static double outliers(const place *where, const void *data)
 {
@@ -448,6 +492,7 @@ void faults_numbers(harness *h)
     each_attention(h, "running-maximum", running_maximum);
     each_attention(h, "huge-logits", huge_logits);
     each_attention(h, "largest-scale", largest_scale);
+    each_attention(h, "faint-page", faint_page);
     each_attention(h, "outlier-channels", outlier_channels);
     each_attention(h, "not-finite", not_finite);
 }

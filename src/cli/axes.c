@@ -174,7 +174,7 @@ static int64_t axis_default(enum axis axis, enum bench_op op, const struct axes 
     case AXIS_BATCH:
         return op == BENCH_DECODE || flags[AXIS_DECODE] ? 64 : 1;
     case AXIS_QUERIES:
-        return 2048;
+        return op == BENCH_LAYER && flags[AXIS_DECODE] ? 1 : 2048;
     case AXIS_PREFIX:
         return 30720;
     case AXIS_CONTEXT:

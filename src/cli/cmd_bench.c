@@ -63,7 +63,7 @@ static bool is_planned(enum bench_op op)
 static size_t footprint(const struct bench *bench, const struct point *point)
 {
     bool memory = point->op == BENCH_DECODE || point->op == BENCH_COMBINE || point->op == BENCH_QUANTISE ||
-                  (point->op == BENCH_INDEX && point->at[AXIS_DECODE]);
+                  ((point->op == BENCH_INDEX || point->op == BENCH_LAYER) && point->at[AXIS_DECODE]);
     if (bench->options.footprint >= 0)
         return (size_t)bench->options.footprint;
     if (bench->options.run_once)
