@@ -278,26 +278,27 @@ static int attend_row(const msa_attention_desc *desc, const msa_step *step, cons
     return count;
 }
 
-bool oracle_attention_row(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
-                          int64_t row, int32_t q_head, oracle_state *state)
+static bool answer_row(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args, int64_t row,
+                       int32_t q_head, double rounding, oracle_state *state)
 {
     problem p;
     page_state pages[MSA_MAX_TOPK];
     int count = attend_row(desc, step, args, row, q_head, &p, pages);
     if (count >= 0)
-        finish(&p, pages, count, 0, state);
+        finish(&p, pages, count, rounding, state);
     return count >= 0;
+}
+
+bool oracle_attention_row(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
+                          int64_t row, int32_t q_head, oracle_state *state)
+{
+    return answer_row(desc, step, args, row, q_head, 0, state);
 }
 
 bool oracle_attention_merged(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
                              int64_t row, int32_t q_head, oracle_state *state)
 {
-    problem p;
-    page_state pages[MSA_MAX_TOPK];
-    int count = attend_row(desc, step, args, row, q_head, &p, pages);
-    if (count >= 0)
-        finish(&p, pages, count, 0x1p-8, state);
-    return count >= 0;
+    return answer_row(desc, step, args, row, q_head, 0x1p-8, state); /* half a unit of BF16 */
 }
 
 int oracle_attention_partials(const msa_attention_desc *desc, const msa_step *step, const msa_attention_args *args,
