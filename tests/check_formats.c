@@ -202,8 +202,8 @@ static void quantise_test(harness *h, msa_dtype src, msa_dtype dst, bool gaps, b
     trial_free(&f.t);
 }
 
-/* Every BF16 or FP16 number to E4M3. */
-static void quantise_all(harness *h, msa_dtype src)
+/* Every BF16 or FP16 number to E4M3, divided by 2^exponent. */
+static void quantise_all(harness *h, msa_dtype src, int exponent)
 {
     enum { ROWS = 16, COLS = 4096 };
     format_case f = {.t = {.run = run, .check = check, .timed = true, .same_bits = true},
@@ -212,6 +212,9 @@ static void quantise_all(harness *h, msa_dtype src)
     uint16_t *data = (uint16_t *)(void *)arena_region(&f.t.inputs, 2 * ROWS * COLS, 2)->data;
     for (int i = 0; i < ROWS * COLS; i++)
         data[i] = (uint16_t)i;
+    float *descale = (float *)(void *)arena_region(&f.t.inputs, 4, 4)->data;
+    *descale = ldexpf(1, exponent);
+    f.q.descale = descale;
     f.dst_row = COLS;
     f.q.rows = ROWS;
     f.q.cols = COLS;
@@ -225,6 +228,7 @@ static void quantise_all(harness *h, msa_dtype src)
 static void check_quantise(harness *h)
 {
     static const msa_dtype sources[] = {MSA_F32, MSA_BF16, MSA_FP16}, destinations[] = {MSA_E4M3, MSA_NVFP4};
+    static const int exponents[] = {0, -3, 5, -63, 63, -64, 64, -126, 127}; /* vector code has limits among them */
     for (int i = 0; i < 3; i++) {
         for (int j = 0; j < 2; j++)
             for (int k = 0; k < 4; k++) {
@@ -234,8 +238,10 @@ static void check_quantise(harness *h)
                 quantise_test(h, sources[i], destinations[j], k % 2, k / 2);
                 test_end(h);
             }
-        if (sources[i] != MSA_F32 && test_begin(h, "quantise", "%s-e4m3/every-number", format_name(sources[i]))) {
-            quantise_all(h, sources[i]);
+        for (size_t e = 0; e < sizeof exponents / sizeof *exponents && sources[i] != MSA_F32; e++) {
+            if (!test_begin(h, "quantise", "%s-e4m3/every-number/%d", format_name(sources[i]), exponents[e]))
+                continue;
+            quantise_all(h, sources[i], exponents[e]);
             test_end(h);
         }
     }
