@@ -6,7 +6,7 @@
  *
  * Rows of a tile are (query, head) pairs, the head innermost; 16 of them are a unit. Work items are (tile, segment of
  * the pages): plans of few tiles cut the pages into segments so that a long context fills the machine. Selection is
- * exact and its order total, so the cut, which threads have a say in, changes no bit.
+ * exact and its order total, so the cut changes no bit, though the number of threads has a say in it.
  *
  * Workspace, per thread: packed queries, one converted page, and PAGE_CHUNK scores a row. Segmented plans add their
  * best pages per row and segment.

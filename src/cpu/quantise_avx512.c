@@ -6,7 +6,8 @@
  *
  * E4M3: adding 2^(e+20), where 2^e is a's power of two and at least 2^-6, leaves a rounded to three mantissa bits, in units
  * of 2^(e-3), at the bottom of the sum; and an even bias there is free. A NaN in 16 elements sends them to the C code. BF16
- * over a power of two needs no FP32: its bits, less the difference of the biases, are E4M3's with four more to round away.
+ * over a power of two needs no FP32: its bits, less the difference of the biases, are E4M3's with four more to round away;
+ * there a NaN sends the whole row the other way.
  *
  * NVFP4: a vector is a block. With s the scale and t the midpoint between two codes, s*t has at most seven significant bits,
  * so that for every FP32 number a the rounded quotient a/s lies above t (or at it) exactly when a lies above (at) the
@@ -14,7 +15,8 @@
  * thresholds of the lower bits chosen by the higher ones. Odd codes start above their midpoint, even ones at it.
  *
  * Floor: bytes read and written at the machine's copy rate. Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc
- * 12, BF16), best cycles an element in cache: E4M3 0.32, where the factor is no power of two 0.72; NVFP4 0.71 and 1.2.
+ * 12, BF16), best cycles an element in cache: E4M3 0.32, where the factor is no power of two 0.72; NVFP4 0.71 and 1.2. Out
+ * of cache, with the copy rate of the same run (README): E4M3 59 % of the floor's rate, NVFP4 31 %.
  */
 #include "../number.h"
 #include "kernels.h"
