@@ -11,6 +11,7 @@
 #define MSA_CUDA_PREFILL_LOAD_SM90_CUH
 
 #include "image_sm90.cuh"
+#include "ring_sm90.cuh"
 
 /* ------------------------------------------------------------------------------------------------ shared memory */
 
@@ -79,37 +80,7 @@ template <typename T> struct memory {
     task task[2]; /* the loading warpgroup's, and the next one */
 };
 
-/* A stage, and the parity of the round in which it is used: one register, as consumers have none to spare. */
-struct turn {
-    uint32_t value; /* 2 * stage + parity */
-};
-
-static __device__ __forceinline__ uint32_t stage_of(const turn &t)
-{
-    return t.value >> 1;
-}
-
-template <typename T> static __device__ __forceinline__ void advance(turn &t)
-{
-    t.value += 2;
-    if (t.value >= 2 * shape<T>::STAGES)
-        t.value = (t.value - 2 * shape<T>::STAGES) ^ 1;
-}
-
-template <typename T> static __device__ __forceinline__ void wait_full(memory<T> &m, const turn &t)
-{
-    barrier_wait(shared_address(&m.full[stage_of(t)]), t.value & 1);
-}
-
-template <typename T> static __device__ __forceinline__ void wait_empty(memory<T> &m, const turn &t)
-{
-    barrier_wait(shared_address(&m.empty[stage_of(t)]), ~t.value & 1); /* the first round finds them empty */
-}
-
-template <typename T> static __device__ __forceinline__ void give_full(memory<T> &m, const turn &t)
-{
-    barrier_arrive(shared_address(&m.full[stage_of(t)]));
-}
+template <typename T> using turn = ring_place<shape<T>::STAGES>;
 
 static __device__ __forceinline__ task_list find_tasks(const prefill_job &job)
 {
@@ -205,18 +176,18 @@ static __device__ __forceinline__ uint32_t info_word(const task &t, int width, u
 }
 
 /* No more stages. */
-template <typename T> static __device__ __forceinline__ void write_end(memory<T> &m, const turn &at)
+template <typename T> static __device__ __forceinline__ void write_end(memory<T> &m, turn<T> at)
 {
     if (threadIdx.x % CUDA_WARP < GROUPS)
-        m.info[stage_of(at)].group[threadIdx.x % CUDA_WARP].flags = STAGE_END;
+        m.info[at.stage()].group[threadIdx.x % CUDA_WARP].flags = STAGE_END;
     __syncwarp();
 }
 
-template <typename T> static __device__ __forceinline__ void write_info(memory<T> &m, const turn &at, uint32_t word)
+template <typename T> static __device__ __forceinline__ void write_info(memory<T> &m, turn<T> at, uint32_t word)
 {
     int lane = (int)fresh_thread() % CUDA_WARP;
     if (lane < INFO_WORDS)
-        ((uint32_t *)&m.info[stage_of(at)])[lane] = word;
+        ((uint32_t *)&m.info[at.stage()])[lane] = word;
     __syncwarp();
 }
 
@@ -224,7 +195,7 @@ template <typename T> static __device__ __forceinline__ void write_info(memory<T
  * queries of the tile see is not finite, each query gets stages of its own, without what it does not see, as 0 * NaN
  * would reach its result. */
 template <typename T>
-static __device__ __forceinline__ void load_image(const prefill_job &job, memory<T> &m, const task &t, turn &at,
+static __device__ __forceinline__ void load_image(const prefill_job &job, memory<T> &m, const task &t, turn<T> &at,
                                                   int32_t i, uint32_t mask /* lanes below 8: the union's words */)
 {
     int32_t logical = __shfl_sync(~0u, (int32_t)mask, 6), physical = __shfl_sync(~0u, (int32_t)mask, 7);
@@ -247,9 +218,9 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
         for (int part = 0; part < shape<T>::PARTS; part++) {
             bool change = any && alone && part == shape<T>::PARTS - 1;
             wait_empty(m, at);
-            uint32_t arrival = shared_address(change ? &m.landed : &m.full[stage_of(at)]);
+            uint32_t arrival = shared_address(change ? &m.landed : &m.full[at.stage()]);
             if (fresh_thread() == 0 && any)
-                copy_bulk(shared_address(m.stage[stage_of(at)]),
+                copy_bulk(shared_address(m.stage[at.stage()]),
                           job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
                           shape<T>::STAGE_BYTES, arrival);
             write_info(m, at, word);
@@ -260,12 +231,12 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
                 __syncwarp();
                 if (fresh_thread() == 0)
                     m.landings++;
-                blank_values<T::E4M3>(m.stage[stage_of(at)] + shape<T>::STAGE_BYTES - T::V_BYTES,
+                blank_values<T::E4M3>(m.stage[at.stage()] + shape<T>::STAGE_BYTES - T::V_BYTES,
                                       t.tile.first_position + query + 1 - logical * MSA_PAGE_SIZE);
             }
             if (fresh_thread() == 0 && (change || !any))
                 give_full(m, at);
-            advance<T>(at);
+            at.advance();
         }
     }
 }
@@ -274,7 +245,7 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
 template <typename T> static __device__ __forceinline__ void load_images(const prefill_job &job, memory<T> &m)
 {
     constexpr int WORDS = sizeof(union_page) / 4, TOGETHER = CUDA_WARP / WORDS;
-    turn at = {0};
+    turn<T> at = {0};
 #pragma unroll 1
     for (const task *now = m.task; begin_task(*now); now = &m.task[now->odd ? 0 : 1]) {
         const task &t = *now;
@@ -285,7 +256,7 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
             write_info(m, at, word);
             if (fresh_thread() == 0)
                 give_full(m, at);
-            advance<T>(at);
+            at.advance();
         }
 #pragma unroll 1
         for (int32_t i = t.begin; i < t.end; i++) {

@@ -74,12 +74,11 @@ static __device__ __forceinline__ void write_results(const prefill_job &job, con
 }
 
 /* The warp is done with the stage. */
-template <typename T> static __device__ __forceinline__ void pass_stage(memory<T> &m, turn &at)
+template <typename T> static __device__ __forceinline__ void pass_stage(memory<T> &m, turn<T> &at)
 {
     __syncwarp();
-    if (threadIdx.x % CUDA_WARP == 0)
-        barrier_arrive(shared_address(&m.empty[stage_of(at)]));
-    advance<T>(at);
+    give_empty(m, at);
+    at.advance();
 }
 
 /* Which of the lane's rows see the page of a stage. */
@@ -108,10 +107,10 @@ static __device__ __forceinline__ page_view look_at(const prefill_job &job, cons
 }
 
 /* Waits for a stage. Returns the warpgroup's flags. */
-template <typename T> static __device__ __forceinline__ int32_t wait_flags(memory<T> &m, const turn &at, int group)
+template <typename T> static __device__ __forceinline__ int32_t wait_flags(memory<T> &m, turn<T> at, int group)
 {
     wait_full(m, at);
-    return uniform(m.info[stage_of(at)].group[group].flags);
+    return uniform(m.info[at.stage()].group[group].flags);
 }
 
 template <typename T> static __device__ __forceinline__ void attend_tiles(const prefill_job &job, memory<T> &m)
@@ -120,7 +119,7 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
     uint32_t q = matrix_low(shared_address(m.q[group]));
     row_state o;
     clear(o);
-    turn at = {0};
+    turn<T> at = {0};
     int32_t flags = wait_flags(m, at, group), next_flags;
 #pragma unroll 1
     for (; !(flags & STAGE_END); flags = next_flags) {
@@ -132,21 +131,21 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
             if (flags & STAGE_LAST && threadIdx.x % CUDA_WARP == 0)
                 barrier_arrive(shared_address(&m.q_empty[group]));
         };
-        auto look = [&] { return look_at(job, m, stage_of(at), group); };
+        auto look = [&] { return look_at(job, m, at.stage(), group); };
         auto values = [&]() -> uint32_t {
             if constexpr (shape<T>::PARTS == 2) {
                 pass_stage(m, at);
                 wait_full(m, at);
             }
-            return matrix_low(shared_address(m.stage[stage_of(at)])) + (shape<T>::STAGE_BYTES - T::V_BYTES) / 16;
+            return matrix_low(shared_address(m.stage[at.stage()])) + (shape<T>::STAGE_BYTES - T::V_BYTES) / 16;
         };
         auto meanwhile = [&] { /* in the shade of the products */
-                               turn next = at;
-                               advance<T>(next);
+                               turn<T> next = at;
+                               next.advance();
                                next_flags = wait_flags(m, next, group);
         };
-        uint32_t k = matrix_low(shared_address(m.stage[stage_of(at)]));
-        float scale = m.info[stage_of(at)].group[group].scale;
+        uint32_t k = matrix_low(shared_address(m.stage[at.stage()]));
+        float scale = m.info[at.stage()].group[group].scale;
         if (flags & STAGE_FULL) { /* most pages, without what only others need */
             auto full = [] {
                 int any = 1;
@@ -163,7 +162,7 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
             meanwhile();
         }
         if (flags & STAGE_LAST)
-            write_results(job, m, o, m.info[stage_of(at)], group);
+            write_results(job, m, o, m.info[at.stage()], group);
         pass_stage(m, at);
     }
 }

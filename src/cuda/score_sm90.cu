@@ -112,20 +112,20 @@ template <typename S> static __device__ __forceinline__ share make_share(int num
 
 /* Lets pages of other warpgroups pass. They are waited for all the same, or an arrival could count for an earlier
  * round. */
-template <typename S> static __device__ __forceinline__ void pass_pages(memory<S> &m, turn &at, int pages)
+template <typename S> static __device__ __forceinline__ void pass_pages(memory<S> &m, turn<S> &at, int pages)
 {
 #pragma unroll 1
     for (; pages > 0; pages--) {
         wait_full(m, at);
         give_empty(m, at);
-        advance<S, 1>(at);
+        at.advance();
     }
 }
 
 /* A consumer warpgroup's part of one task. Four pages' maxima are shared out over the quad, so that its lane t ends
  * with page t of both rows; those shuffles, and the stores, hide behind the next page's products. */
 template <typename S>
-static __device__ __forceinline__ void score_task(const cuda_index &job, const task &t, memory<S> &m, turn &at)
+static __device__ __forceinline__ void score_task(const cuda_index &job, const task &t, memory<S> &m, turn<S> &at)
 {
     int group = uniform(threadIdx.x / WARPGROUP) - S::LOADERS, left = uniform(t.last - t.page),
         lane = threadIdx.x % CUDA_WARP;
@@ -158,11 +158,11 @@ static __device__ __forceinline__ void score_task(const cuda_index &job, const t
         wait_full(m, at);
         if (S::CONVERTS)
             fence_async_reads();
-        multiply<S>(sum, q, shared_address(m.page[stage_of(at)]));
+        multiply<S>(sum, q, shared_address(m.page[at.stage()]));
         meanwhile();
         wgmma_wait(sum);
         give_empty(m, at);
-        advance<S, 1>(at);
+        at.advance();
         lane_maxima(sum, best);
         if (own.stride > 1) {
             pass_pages(m, at, min(own.stride, left) - 1);
@@ -220,7 +220,7 @@ static __global__ void __launch_bounds__(shape<STORAGE, TYPE, GROUPS>::THREADS, 
             copy_pages(job, keys, m);
     } else {
         more_registers<S::REGISTERS>();
-        turn at = {0};
+        turn<S> at = {0};
         for (int tile = uniform(m.begin.tile), end = uniform(m.tiles); tile < end; tile++) {
             task t; /* uniform bounds: then the ring's state is, and descriptors of products need no moves */
             if (uniform(find_task(job, m, tile, t)))

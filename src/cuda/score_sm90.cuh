@@ -7,7 +7,7 @@
 #define MSA_CUDA_SCORE_SM90_CUH
 
 #include "page.cuh"
-#include "ptx_sm90.cuh"
+#include "ring_sm90.cuh"
 #include "step.cuh"
 
 enum { BLOCK_ROWS = 64 }; /* rows of a consumer warpgroup */
@@ -43,54 +43,13 @@ template <typename S> struct memory {
     /* A loader thread's own chunks, before conversion. */
     uint4 raw[S::CONVERTS ? S::BEHIND + 1 : 0][S::CHUNKS][S::LOADERS * WARPGROUP];
     uint32_t scale[S::NVFP4 ? S::BEHIND + 1 : 0][S::CHUNKS][S::LOADERS * WARPGROUP];
+    /* All threads of a loader that converts arrive; of one that copies, one and its bytes; of consumers a lane a warp. */
     uint64_t full[S::STAGES], empty[S::STAGES];
     place begin, end; /* the block's part of the step */
     int32_t tiles;    /* end of the tiles in which it lies */
 };
 
-/* ------------------------------------------------------------------------------------------------ the ring of stages
- */
-
-/* A stage, and the parity of the round in which it is used: one register, as consumers have none to spare. */
-struct turn {
-    uint32_t value; /* 2 * stage + parity */
-};
-
-static __device__ __forceinline__ uint32_t stage_of(const turn &t)
-{
-    return t.value >> 1;
-}
-
-template <typename S, int STEP> static __device__ __forceinline__ void advance(turn &t)
-{
-    t.value += 2 * STEP;
-    if (t.value >= 2 * S::STAGES)
-        t.value = (t.value - 2 * S::STAGES) ^ 1;
-}
-
-template <typename S> static __device__ __forceinline__ void wait_full(memory<S> &m, const turn &t)
-{
-    barrier_wait(shared_address(&m.full[stage_of(t)]), t.value & 1);
-}
-
-template <typename S> static __device__ __forceinline__ void wait_empty(memory<S> &m, const turn &t)
-{
-    barrier_wait(shared_address(&m.empty[stage_of(t)]), ~t.value & 1); /* the first round finds them empty */
-}
-
-/* All threads of a loader that converts arrive; of one that copies, one and its bytes; */
-template <typename S> static __device__ __forceinline__ void give_full(memory<S> &m, const turn &t)
-{
-    barrier_arrive(shared_address(&m.full[stage_of(t)]));
-}
-
-/* but of consumers a lane a warp. */
-
-template <typename S> static __device__ __forceinline__ void give_empty(memory<S> &m, const turn &t)
-{
-    if (threadIdx.x % CUDA_WARP == 0)
-        barrier_arrive(shared_address(&m.empty[stage_of(t)]));
-}
+template <typename S> using turn = ring_place<S::STAGES>;
 
 /* ------------------------------------------------------------------------------------------------ the kernel's memory
  */
@@ -314,12 +273,12 @@ static __device__ __forceinline__ void copy_pages(const cuda_index &job, const C
     if (threadIdx.x >= CUDA_WARP)
         return;
     feed f = {m.begin.tile, 0, 0, 0, 0, nullptr};
-    turn at = {0};
-    for (int32_t physical; next_page(job, m, f, physical); advance<S, 1>(at)) {
-        uint32_t stage = shared_address(m.page[stage_of(at)]), full = shared_address(&m.full[stage_of(at)]);
+    turn<S> at = {0};
+    for (int32_t physical; next_page(job, m, f, physical); at.advance()) {
+        uint32_t stage = shared_address(m.page[at.stage()]), full = shared_address(&m.full[at.stage()]);
         wait_empty(m, at);
         if (physical < 0) {
-            blank_page(m, stage_of(at), CUDA_WARP);
+            blank_page(m, at.stage(), CUDA_WARP);
             fence_async_reads();
             __syncwarp();
         }
@@ -342,7 +301,7 @@ static __device__ __forceinline__ void convert_pages(const cuda_index &job, memo
 {
     int loader = uniform(threadIdx.x / WARPGROUP);
     feed f = {m.begin.tile, 0, 0, 0, 0, nullptr};
-    turn at = {2u * loader};
+    turn<S> at = {2u * loader};
     uint32_t missing = 0; /* a bit a turn, the last one's lowest */
     int under_way = 0, slot = 0;
     int32_t physical;
@@ -363,11 +322,11 @@ static __device__ __forceinline__ void convert_pages(const cuda_index &job, memo
         copy_async_wait<S::BEHIND>();
         wait_empty(m, at);
         if (missing >> S::BEHIND & 1)
-            blank_page(m, stage_of(at), WARPGROUP);
+            blank_page(m, at.stage(), WARPGROUP);
         else
-            convert_page<STORAGE>(m, slot, shared_address(m.page[stage_of(at)]));
+            convert_page<STORAGE>(m, slot, shared_address(m.page[at.stage()]));
         give_full(m, at);
-        advance<S, S::LOADERS>(at);
+        at.advance(S::LOADERS);
         under_way--;
     }
 }
