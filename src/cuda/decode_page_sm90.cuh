@@ -170,12 +170,11 @@ static inline decode_job make_job(const struct cuda_attention *job, int32_t clus
 
 /* ------------------------------------------------------------------------------------------------ the start */
 
-/* A lane's page of the row's list; anything if it is a padding row. */
-static __device__ inline cuda_page load_page_of_list(const decode_job &d, const work &w)
+/* A lane's page of the row's list, of lanes below topk; anything if it is a padding row. */
+static __device__ inline const cuda_page *page_of_list(const decode_job &d, const work &w)
 {
-    int lane = threadIdx.x % CUDA_WARP;
     int64_t list = w.kv_head / d.kv_heads_a_list;
-    return lane < d.topk ? d.pages[(list * d.total_q + w.row) * d.topk + lane] : cuda_page{-1, -1};
+    return d.pages + (list * d.total_q + w.row) * d.topk + threadIdx.x % CUDA_WARP;
 }
 
 /* One warp: all optional factors at once, and their products. */

@@ -14,7 +14,7 @@
  *
  * Floor: of a page and warpgroup 768 cycles of products; of a page 700 cycles of conversions, beside them.
  * Measured on an H200, 2026-11-29, as decode_sm90.cu: 32 requests with 8 new tokens each, 64/4 heads, 14 of 16 pages in
- * common, 64.5 us NVFP4, 56 E4M3; decode_sm90's kernel takes 121 for the former. A page takes the loaders 2700 cycles
+ * common, 61.4 us NVFP4, 55.2 E4M3 (2026-11-30); decode_sm90's kernel takes 121 for the former. A page takes the loaders 2700 cycles
  * and a warpgroup that sees it 2800, each waiting for its own results most of the time.
  */
 #include "decode_shared_sm90.cuh"

@@ -74,27 +74,37 @@ static __device__ __forceinline__ void advance(stage_turn &at)
 
 /* Walks the tile's lists, which ascend: lane l has query l's. Every loading warp walks for itself. */
 template <storage STORAGE> struct union_walk {
-    const cuda_page *next, *end;
+    uint32_t next, end; /* shared memory */
+    cuda_page own;      /* the lane's next page */
+
+    __device__ __forceinline__ void look(void)
+    {
+        uint2 page = make_uint2(~0u, ~0u);
+        if (next < end)
+            page = load_shared_64(next);
+        own = cuda_page{(int32_t)page.x, (int32_t)page.y};
+    }
 
     __device__ __forceinline__ union_walk(const shared_memory<STORAGE> &m, const decode_job &d, int num_rows)
     {
         int lane = threadIdx.x % CUDA_WARP;
-        next = m.lists[lane % MOST_QUERIES];
-        end = lane < num_rows ? next + d.topk : next;
+        next = shared_address(m.lists[lane % MOST_QUERIES]);
+        end = next + (lane < num_rows ? d.topk * (int)sizeof(cuda_page) : 0);
+        look();
     }
 
     /* The smallest page that a query has next. Those that the cache does not hold are passed over. */
     __device__ __forceinline__ shared_page step(const decode_job &d)
     {
         for (;;) {
-            cuda_page own = next < end ? *next : cuda_page{-1, -1};
             int32_t logical = (int32_t)__reduce_min_sync(~0u, (uint32_t)own.logical); /* -1 is the largest */
             if (logical < 0)
                 return shared_page{0, -1, -1};
             bool has = own.logical == logical;
             uint32_t queries = __ballot_sync(~0u, has);
             int32_t physical = __shfl_sync(~0u, own.physical, __ffs((int)queries) - 1);
-            next += has;
+            next += has ? (uint32_t)sizeof(cuda_page) : 0;
+            look();
             if (physical >= 0 && physical < d.num_pages)
                 return shared_page{queries, logical, physical};
             if (threadIdx.x % LOADERS == 0)
@@ -145,19 +155,21 @@ static __device__ __forceinline__ void load_keys(const decode_job &d, int head, 
                                                  raw_page<STORAGE> &raw)
 {
     constexpr bool NVFP4 = tile<STORAGE>::NVFP4;
-    int thread = loading_thread(), c = thread % raw.IN_ROW;
-    const uint8_t *k = d.k.data + page.physical * d.k.page_stride + head * d.k.head_stride + c * 16;
-    const uint8_t *scale = d.k.scale + page.physical * d.k.scale_page_stride + head * d.k.scale_head_stride + 2 * c;
+    constexpr int STEP = LOADERS / raw.IN_ROW; /* keys between two chunks */
+    int thread = loading_thread(), c = thread % raw.IN_ROW, key = thread / raw.IN_ROW;
+    const uint8_t *k =
+        d.k.data + page.physical * d.k.page_stride + head * d.k.head_stride + key * d.k.token_stride + c * 16;
+    const uint8_t *scale = d.k.scale + page.physical * d.k.scale_page_stride + head * d.k.scale_head_stride +
+                           key * d.k.scale_token_stride + 2 * c;
 #pragma unroll
     for (int i = 0; i < raw.CHUNKS; i++) {
-        int key = (i * LOADERS + thread) / raw.IN_ROW;
         raw.k[i] = make_uint4(0, 0, 0, 0);
         if (NVFP4)
             raw.k_scale[i] = 0;
-        if (key < keys) {
-            raw.k[i] = *(const uint4 *)(k + key * d.k.token_stride);
+        if (key + i * STEP < keys) {
+            raw.k[i] = *(const uint4 *)(k + i * STEP * d.k.token_stride);
             if (NVFP4)
-                raw.k_scale[i] = *(const uint16_t *)(scale + key * d.k.scale_token_stride);
+                raw.k_scale[i] = *(const uint16_t *)(scale + i * STEP * d.k.scale_token_stride);
         }
     }
 }
@@ -167,25 +179,33 @@ static __device__ __forceinline__ void load_values(const decode_job &d, int head
                                                    raw_page<STORAGE> &raw)
 {
     constexpr bool NVFP4 = tile<STORAGE>::NVFP4;
-    int thread = loading_thread(), block = thread % 8;
-    const uint8_t *v = d.v.data + page.physical * d.v.page_stride + head * d.v.head_stride + block * (NVFP4 ? 8 : 16);
+    int thread = loading_thread(), block = thread % 8, first = value_key(thread, 0); /* even */
+    const uint8_t *v = d.v.data + page.physical * d.v.page_stride + head * d.v.head_stride + first * d.v.token_stride +
+                       block * (NVFP4 ? 8 : 16);
     const uint8_t *scale = d.v.scale + page.physical * d.v.scale_page_stride + head * d.v.scale_head_stride;
+    int64_t next = d.v.scale_token_stride, eighth = 8 * next; /* to the scales of the keys first + 1 and first + 8 */
+    if (d.quad) {
+        scale += first / 4 * 32 + block * 4 + first % 4;
+        next = 1;
+        eighth = 64;
+    } else {
+        scale += first * next + block;
+    }
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        int key = value_key(thread, e);
         raw.v[e] = make_uint4(0, 0, 0, 0);
         if (NVFP4)
             raw.v_scale[e] = 0;
-        if (key >= keys)
+        if (value_key(thread, e) >= keys)
             continue;
+        const uint8_t *from = v + (e % 2 + e / 2 * 8) * d.v.token_stride;
         if (NVFP4) {
-            uint2 codes = *(const uint2 *)(v + key * d.v.token_stride);
+            uint2 codes = *(const uint2 *)from;
             raw.v[e].x = codes.x;
             raw.v[e].y = codes.y;
-            raw.v_scale[e] =
-                d.quad ? scale[key / 4 * 32 + block * 4 + key % 4] : scale[key * d.v.scale_token_stride + block];
+            raw.v_scale[e] = scale[e % 2 * next + e / 2 * eighth];
         } else {
-            raw.v[e] = *(const uint4 *)(v + key * d.v.token_stride);
+            raw.v[e] = *(const uint4 *)from;
         }
     }
 }

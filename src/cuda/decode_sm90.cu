@@ -167,11 +167,15 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     if (threadIdx.x == GROUP - 1) /* brings the parameters while the launch ahead ends */
         m.touched = (uint32_t)((uintptr_t)d.q ^ (uintptr_t)d.k.data ^ (uintptr_t)d.v.data ^ (uintptr_t)d.factor[0] ^
                                (uintptr_t)d.out);
+    if (warp == 0 && lane < d.topk)
+        prefetch_l2(page_of_list(d, w));
+    else if (warp == 1 && lane == 0)
+        prefetch_l2(d.rows + w.row);
     grid_wait(); /* what this launch reads and writes, the one ahead of it may still write and read */
     cuda_row where = d.rows[w.row];
     cuda_page page = {-1, -1};
-    if (warp == 0) /* on its way together with the row */
-        page = load_page_of_list(d, w);
+    if (warp == 0 && lane < d.topk) /* on its way together with the row */
+        page = *page_of_list(d, w);
     else if (warp == GROUP_WARPS - 1)
         load_factors(d, w.kv_head, m.scale, m.out_scale);
     if (where.request < 0) {

@@ -66,11 +66,6 @@ static __device__ inline void copy_async_4(uint32_t to, const void *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-static __device__ inline void prefetch_l2(const void *from)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
 /* Ends a group of this thread's copies; all but the last PENDING groups have arrived after copy_async_wait. */
 static __device__ inline void copy_async_commit(void)
 {

@@ -515,10 +515,12 @@ static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_co
             m.table[i] = scaled_magnitudes((uint32_t)i);
     if (threadIdx.x == THREADS - 1) /* brings the parameters while the launch ahead ends */
         m.touched = (uint32_t)((uintptr_t)d.parts ^ (uintptr_t)d.k.data ^ (uintptr_t)d.scores);
+    const part &own = d.parts[group * gridDim.x + blockIdx.x];
+    if (threadIdx.x % GROUP == 0)
+        prefetch_l2(&own);
     __syncthreads();
     grid_wait();
     grid_release();
-    const part &own = d.parts[group * gridDim.x + blockIdx.x];
     int lane = threadIdx.x % CUDA_WARP;
     int32_t first_ids = lane < FIRST_IDS ? own.ids[lane] : -1;
     extent p = own.all;

@@ -467,6 +467,8 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *CUDA_WARP, TEAM_BLOCKS) se
 {
     __shared__ team_memory<BLOCK_WARPS> memory;
     grid_release();
+    if (job.rows && threadIdx.x == 0)
+        prefetch_l2(job.rows + blockIdx.x);
     grid_wait();
     int n = row_pages(job, blockIdx.x);
     if (n >= 0)
