@@ -15,62 +15,16 @@ import os
 import pty
 import shutil
 import subprocess
-import sys
-import tempfile
-import traceback
 
+from tool import TOOL, finish, folder, msa, refused, run, skip, test
 import casefile
 
-TOOL = os.path.abspath(sys.argv[1])
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "prefill_cases_128.csv")
-FOLDER = tempfile.TemporaryDirectory()
-TIMEOUT = 300
-ENVIRONMENT = dict(os.environ, OMP_WAIT_POLICY="passive")  # waiting threads leave a busy machine to others
 PAGE = 128
 
 FIELDS = """op format pattern batch total_q kv_len q_heads kv_heads index_heads threads isa device kernel strategy
 precision median_us p10_us p90_us spread gflops gbps peak_gflops peak_gbps bound floor_us peak_fraction""".split()
 MEMORY_BOUND = {"topk", "combine", "quantise"}  # and the index of decode
-
-counts = {"passed": 0, "failed": 0, "skipped": 0}
-
-
-def test(name, function, *arguments):
-    try:
-        function(*arguments)
-        counts["passed"] += 1
-        print("ok - " + name)
-    except Exception:
-        counts["failed"] += 1
-        print("not ok - " + name)
-        print("".join("# " + line + "\n" for line in traceback.format_exc().splitlines()), end="")
-    sys.stdout.flush()
-
-
-def skip(name, reason):
-    counts["skipped"] += 1
-    print("ok - %s # SKIP %s" % (name, reason))
-
-
-def run(*arguments):
-    return subprocess.run([TOOL, *arguments], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
-                          timeout=TIMEOUT, text=True)
-
-
-def msa(*arguments):
-    """Runs the tool, requires status 0 and returns stdout."""
-    done = run(*arguments)
-    assert done.returncode == 0, "status %d: msa %s\n%s%s" % (done.returncode, " ".join(arguments), done.stdout,
-                                                              done.stderr)
-    return done.stdout
-
-
-def refused(word, *arguments):
-    done = run(*arguments)
-    assert done.returncode == 2, "status %d, expected 2: %s%s" % (done.returncode, done.stdout, done.stderr)
-    assert done.stderr.startswith("msa: ") and done.stderr.count("\n") == 1, "no single line: " + done.stderr
-    assert not done.stdout, "stdout: " + done.stdout
-    assert word in done.stderr, "'%s' is not in: %s" % (word, done.stderr)
 
 
 def bench(*arguments):
@@ -78,17 +32,13 @@ def bench(*arguments):
     return json.loads(msa("bench", *arguments, "--run-once", "--json", "-"))
 
 
-def path(name):
-    return os.path.join(FOLDER.name, name)
-
-
 def make(*arguments, name="case"):
-    msa("make", "-o", path(name), *arguments)
-    return casefile.read(path(name))
+    msa("make", "-o", folder.path(name), *arguments)
+    return casefile.read(folder.path(name))
 
 
 def read_bytes(name):
-    with open(path(name), "rb") as file:
+    with open(folder.path(name), "rb") as file:
         return file.read()
 
 
@@ -112,7 +62,7 @@ def check_made(op, *options):
     assert read_bytes("one") == read_bytes("two"), "the file depends on the number of threads"
     make(*arguments, "--seed", "1", name="seed")
     assert read_bytes("one") != read_bytes("seed"), "the seed changes nothing"
-    assert msa("check", path("one"), path("seed")).count("ok ") == 2
+    assert msa("check", folder.path("one"), folder.path("seed")).count("ok ") == 2
 
 
 def e4m3(code):
@@ -286,6 +236,13 @@ def check_work():
     assert pages == 2 * 6, pages
     result, = bench("layer", *TINY["layer"])
     assert result["flops"] == attention_flops(2, 16, range(3000, 3005)) + index_flops(2, range(3000, 3005))
+    # A decode step: one new token a request, by plans for decode.
+    step = "layer --decode --q-heads 2 --kv-heads 2 --index-heads 2 --batch 3 --prefix 3000 --footprint 0".split()
+    result, = bench(*step)
+    assert (result["batch"], result["total_q"], result["kv_len"], result["decode"]) == (3, 3, 3001, True)
+    assert result["flops"] == 3 * (attention_flops(2, 16, [3000]) + index_flops(2, [3000]))
+    check_result(result)
+    check_repeat(result)
     rows = "quantise --rows 10 --kv-heads 2 --footprint 0".split()
     result, = bench(*rows, "--format", "nvfp4")
     assert result["bytes"] == 10 * 2 * (256 + 72)
@@ -332,8 +289,8 @@ def check_text():
         assert "\n  %s\n" % result["command"] in table, "the table does not repeat a result"
     lines = msa(*arguments, "--markdown").splitlines()
     assert len(lines) == 6 and len({line.count("|") for line in lines}) == 1, lines
-    msa(*arguments, "--json", path("json"))
-    with open(path("json")) as file:
+    msa(*arguments, "--json", folder.path("json"))
+    with open(folder.path("json")) as file:
         assert [r["work"] for r in json.load(file)] == [r["work"] for r in results]
 
 
@@ -341,27 +298,27 @@ def check_baseline():
     arguments = ["bench", "topk", "--rows", "2,3", "--pages", "64", "--run-once"]
     results = json.loads(msa(*arguments, "--json", "-"))
     for factor, slower in (1000, "0 of 2"), (0.001, "2 of 2"):
-        with open(path("baseline"), "w") as file:
+        with open(folder.path("baseline"), "w") as file:
             json.dump([dict(result, median_us=result["median_us"] * factor) for result in results], file)
-        text = msa(*arguments, "--baseline", path("baseline"), "--json", path("json"))
+        text = msa(*arguments, "--baseline", folder.path("baseline"), "--json", folder.path("json"))
         assert "baseline/this: geometric mean" in text and slower + " more than 1 % slower" in text, text
-        with open(path("json")) as file:
+        with open(folder.path("json")) as file:
             for result, before in zip(json.load(file), results):
                 assert close(result["baseline_us"], before["median_us"] * factor)
     # The same work on other threads is only the second choice.
-    with open(path("baseline"), "w") as file:
+    with open(folder.path("baseline"), "w") as file:
         other = dict(results[0], median_us=1, threads=results[0]["threads"] + 1)
         json.dump([other, dict(results[0], median_us=2)], file)
-    one, two = json.loads(msa(*arguments, "--baseline", path("baseline"), "--json", "-"))
+    one, two = json.loads(msa(*arguments, "--baseline", folder.path("baseline"), "--json", "-"))
     assert one["baseline_us"] == 2 and two["baseline_us"] is None
 
 
 def check_plot():
     arguments = ["bench", "prefill,index", "--queries", "2", "--prefix", "1K:4K:x2", "--q-heads", "2", "--kv-heads",
                  "1", "--index-heads", "1,2", "--run-once"]
-    msa(*arguments, "--plot", path("it's.png"))
+    msa(*arguments, "--plot", folder.path("it's.png"))
     assert read_bytes("it's.png").startswith(b"\x89PNG")
-    msa(*arguments, "--plot", path("curves.svg"))
+    msa(*arguments, "--plot", folder.path("curves.svg"))
     picture = read_bytes("curves.svg").decode()
     assert "<svg" in picture and "context, tokens" in picture
     for curve in "prefill", "index, index-heads 1", "index, index-heads 2":
@@ -386,7 +343,7 @@ def check_memory():
     prefill, decode = ["--queries", "256", "--prefix", "1048320"], ["--batch", "1", "--context", "1M"]
     layer = ["bench", "layer", "--index-format", "nvfp4", "--index-heads", "1", "--run-once"]
     index = ["bench", "index", "--decode", "--format", "nvfp4", "--index-heads", "1", "--run-once", "--footprint", "0"]
-    made = path("million.safetensors")
+    made = folder.path("million.safetensors")
     for arguments in (["make", "--op", "prefill", *prefill, "--with-expected", "-o", made], ["check", made],
                       ["make", "--op", "decode", *decode, "--with-expected", "-o", made], ["check", made],
                       ["bench", "prefill", *prefill, "--run-once"],
@@ -446,8 +403,8 @@ def check_suite():
     table = read_table()
     ids = ["prefill_092e27340df8621a02f0", "prefill_e77ac4d03ef7a2ac8ffe", "prefill_0020c25fae59bfa2285a",
            "prefill_3bae7083e0b65d7d2c2f"]  # exact; spread over 5 requests; 3 requests, exact, no weight; stress
-    text = msa("bench", "--suite", "formal", "--case", ",".join(ids), *LEAST, "--run-once", "--json", path("json"))
-    with open(path("json")) as file:
+    text = msa("bench", "--suite", "formal", "--case", ",".join(ids), *LEAST, "--run-once", "--json", folder.path("json"))
+    with open(folder.path("json")) as file:
         results = json.load(file)
     assert sorted(r["case"] for r in results) == sorted(ids)
     weights = flops = time = 0
@@ -482,9 +439,9 @@ def check_suite_names():
     assert result["case"] == "prefill_0020c25fae59bfa2285a"
     with open(TABLE) as file:
         lines = file.read().splitlines()
-    with open(path("own.csv"), "w") as file:
+    with open(folder.path("own.csv"), "w") as file:
         file.write("\n".join([lines[0], "mine,1,3,131,7,rep,1,3,128,1", "other,2,260,300,1,rep,1,,,0"]) + "\n")
-    mine, other = bench("--suite", path("own.csv"), *LEAST)
+    mine, other = bench("--suite", folder.path("own.csv"), *LEAST)
     assert (mine["case"], mine["total_q"], mine["kv_len"], mine["weight"]) == ("mine", 3, 131, 7)
     assert (other["case"], other["batch"], other["total_q"]) == ("other", 2, 260)
     for bad, word in [("short,1,3", "line 2 has not 10 fields"),
@@ -493,12 +450,12 @@ def check_suite_names():
                       ("bad,1,3,131,x,rep,1,3,128,1", "line 2: representative_weight: 'x' is not a whole number"),
                       ("bad,1,3,131,7,rep,1,4,128,1", "line 2: the lengths make total_q 4 and max_final_kv 132"),
                       ("bad,2,4,300,7,rep,1,,,0", "queries")]:
-        with open(path("own.csv"), "w") as file:
+        with open(folder.path("own.csv"), "w") as file:
             file.write(lines[0] + "\n" + bad + "\n")
-        refused(word, "bench", "--suite", path("own.csv"))
-    with open(path("own.csv"), "w") as file:
+        refused(word, "bench", "--suite", folder.path("own.csv"))
+    with open(folder.path("own.csv"), "w") as file:
         file.write("nonsense\n")
-    refused("the first line", "bench", "--suite", path("own.csv"))
+    refused("the first line", "bench", "--suite", folder.path("own.csv"))
 
 
 # ---- bad input
@@ -527,7 +484,11 @@ REFUSED = [
     ("--min-time: 'x' is not", "bench prefill --min-time x"),
     ("--min-time: -1 is outside", "bench prefill --min-time -1"),
     ("--csv and --markdown exclude", "bench prefill --csv --markdown"),
+    ("--json - and --csv exclude", "bench prefill --json - --csv"),
+    ("--json - and --markdown exclude", "bench prefill --json - --markdown"),
     ("--json: not an option of peak", "bench peak --json -"),
+    ("--queries: not an option of peak", "bench peak --queries 3"),
+    ("--isa: not an option of peak", "bench peak --isa c"),
     ("--csv: not an option of peak", "bench peak --csv"),
     ("--suite: not an option of peak", "bench peak --suite formal"),
     ("--plot: 'a.gif' ends in neither", "bench prefill --plot a.gif"),
@@ -546,6 +507,7 @@ REFUSED = [
     ("of memory, the machine has", "bench combine --queries 1M --q-heads 1024 --splits 32"),
     ("-o CASE is missing", "make --op prefill"),
     ("--op: 'topk' is none of", "make -o x --op topk"),
+    ("--decode: a layer's case", "make -o x --op layer --decode"),
     ("--queries: a case has one value, not 2", "make -o x --queries 1,2"),
     ("one argument too many", "make -o x y"),
     ("num_q_heads", "make -o x --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
@@ -556,9 +518,9 @@ REFUSED = [
 
 def check_bad_baseline():
     for text in "[1]", "{}", "[{\"work\": 1, \"median_us\": 2}]", "[":
-        with open(path("baseline"), "w") as file:
+        with open(folder.path("baseline"), "w") as file:
             file.write(text)
-        refused("--baseline: ", "bench", "prefill", "--baseline", path("baseline"))
+        refused("--baseline: ", "bench", "prefill", "--baseline", folder.path("baseline"))
 
 
 def main():
@@ -609,8 +571,7 @@ def main():
     for word, arguments in REFUSED:
         test("refused: " + arguments, refused, word, *arguments.split())
     test("refused: bad baselines", check_bad_baseline)
-    print("%d passed, %d failed, %d skipped" % (counts["passed"], counts["failed"], counts["skipped"]))
-    return counts["failed"] != 0
+    finish()
 
 
-sys.exit(main())
+main()

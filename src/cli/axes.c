@@ -310,6 +310,15 @@ int axes_read(struct axes *axes, enum bench_op op, const char *suite, const enum
     return CLI_OK;
 }
 
+int axes_refuse_others(enum axis axis, const char *operation)
+{
+    for (int a = 0; a < AXIS_COUNT; a++) {
+        if (a != (int)axis && (texts[a] || flags[a]))
+            return cli_error("--%s: not an option of %s", infos[a].name, operation);
+    }
+    return CLI_OK;
+}
+
 static void set_point(const struct axes *axes, const int position[AXIS_COUNT], struct point *point)
 {
     *point = (struct point){.op = axes->op, .suite = axes->suite};

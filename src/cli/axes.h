@@ -81,6 +81,8 @@ struct poptOption *axes_options(void);
 /* The axes that the parsed options give for an operation, on a suite or not (NULL), the rest at their defaults. An axis
  * that none of `num_ops` operations uses is refused. CLI_OK or CLI_BAD. */
 int axes_read(struct axes *axes, enum bench_op op, const char *suite, const enum bench_op *ops, int num_ops);
+/* Refuses all axes but one that were given. CLI_OK or CLI_BAD. */
+int axes_refuse_others(enum axis axis, const char *operation);
 /* The points of the product, the last axis fastest. axes_next returns false past the end. */
 void axes_first(const struct axes *axes, struct point *point, int position[AXIS_COUNT]);
 bool axes_next(const struct axes *axes, struct point *point, int position[AXIS_COUNT]);

@@ -288,7 +288,7 @@ static int print_cuda_peaks(int32_t ordinal)
 static int print_peaks(void)
 {
     int32_t ordinal = MSA_DEVICE_CPU;
-    if (refuse_result_options() != CLI_OK ||
+    if (refuse_result_options() != CLI_OK || axes_refuse_others(AXIS_THREADS, "peak") != CLI_OK ||
         (texts.device && parse_device("--device", texts.device, &ordinal) != CLI_OK))
         return CLI_BAD;
     if (ordinal != MSA_DEVICE_CPU)
@@ -354,6 +354,9 @@ static int read_options(struct bench *bench)
         return cli_error("--min-time: %s is outside 0..3600", texts.min_time);
     if (texts.csv && texts.markdown)
         return cli_error("--csv and --markdown exclude each other");
+    bool json_on_stdout = texts.json && strcmp(texts.json, "-") == 0;
+    if (json_on_stdout && (texts.csv || texts.markdown))
+        return cli_error("--json - and --%s exclude each other: both go to stdout", texts.csv ? "csv" : "markdown");
     if (texts.cases && !texts.suite)
         return cli_error("--case: only a --suite has cases");
     bench->options.min_samples = (int)samples;
@@ -363,7 +366,6 @@ static int read_options(struct bench *bench)
     }
     if (texts.footprint)
         bench->options.footprint = mib << 20;
-    bool json_on_stdout = texts.json && strcmp(texts.json, "-") == 0;
     bench->style = json_on_stdout   ? REPORT_NONE
                    : texts.csv      ? REPORT_CSV
                    : texts.markdown ? REPORT_MARKDOWN

@@ -65,6 +65,8 @@ static int read_point(struct point *point)
     int position[AXIS_COUNT];
     if (axes_read(&axes, ops[0], NULL, ops, 1) != CLI_OK)
         return CLI_BAD;
+    if (op == BENCH_LAYER && axes.values[AXIS_DECODE][0])
+        return cli_error("--decode: a layer's case is the same for all plans; msa run has --plan");
     for (int a = 0; a < AXIS_COUNT; a++) {
         if (axes.count[a] > 1)
             return cli_error("--%s: a case has one value, not %d", axis_name((enum axis)a), axes.count[a]);

@@ -5,7 +5,9 @@
 #include "cli.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct command {
     const char *name, *title; /* title is what messages and usage call it */
@@ -52,10 +54,15 @@ static int dispatch(int argc, const char **argv)
     return cli_error("'%s' is no command; see msa --help", argv[1]);
 }
 
+/* At exit, as popt ends the program itself after --help. */
+static void finish_output(void)
+{
+    if (fflush(stdout) != 0 || ferror(stdout))
+        _exit(cli_error("the output cannot be written"));
+}
+
 int main(int argc, char **argv)
 {
-    int status = dispatch(argc, (const char **)argv);
-    if (fflush(stdout) != 0 || ferror(stdout))
-        status = cli_error("the output cannot be written");
-    return status;
+    atexit(finish_output);
+    return dispatch(argc, (const char **)argv);
 }

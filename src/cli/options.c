@@ -35,7 +35,7 @@ static struct {
 
 struct poptOption run_option_table[] = {
     {"device", 0, POPT_ARG_STRING, &texts.device, 0, "where to compute (default cpu)", "cpu|cuda[:N]"},
-    {"threads", 0, POPT_ARG_STRING, &texts.threads, 0, "CPU threads (default: all)", "N"},
+    {"threads", 0, POPT_ARG_STRING, &texts.threads, 0, "CPU threads (default 0: all)", "N"},
     {"isa", 0, POPT_ARG_STRING, &texts.isa, 0, "cap on the CPU instruction set (see msa info)", "NAME"},
     {"precision", 0, POPT_ARG_STRING, &texts.precision, 0, "default exact", "exact|fast"},
     {"strategy", 0, POPT_ARG_STRING, &texts.strategy, 0, "default auto", "auto|query-major|page-major"},
@@ -51,7 +51,7 @@ int run_options_read(struct run_options *options)
     int64_t threads = options->threads, poison = options->poison;
     int precision = options->precision, strategy = options->strategy, plan = options->plan;
     if ((texts.device && parse_device("--device", texts.device, &options->device)) ||
-        (texts.threads && parse_int("--threads", texts.threads, 1, 1024, &threads)) ||
+        (texts.threads && parse_int("--threads", texts.threads, 0, 1024, &threads)) ||
         (texts.precision && parse_choice("--precision", texts.precision, precision_names, &precision)) ||
         (texts.strategy && parse_choice("--strategy", texts.strategy, strategy_names, &strategy)) ||
         (texts.plan && parse_choice("--plan", texts.plan, plan_names, &plan)) ||
