@@ -103,7 +103,7 @@ const char *plan_operation_name(enum plan_operation operation);
 msa_status plan_create(msa_context *context, enum plan_operation operation, const msa_index_desc *index,
                        const msa_attention_desc *attention, msa_plan **plan);
 
-/* ------------------------------------------------------------------------------------------------ check.c */
+/* ------------------------------------------------------------------------------------------------ check_*.c */
 
 /* Each returns MSA_SUCCESS or a failure with a message; resolved structs are copies with all strides filled in. */
 msa_status check_index_desc(const msa_index_desc *desc, msa_index_desc *resolved);
