@@ -187,8 +187,13 @@ def check_result(result):
     assert result["bound"] == ("memory" if memory else "compute")
     rate, peak = ("gbps", "peak_gbps") if memory else ("gflops", "peak_gflops")
     assert result[rate] > 0 and result[peak] > 0
-    assert close(result["peak_fraction"], result[rate] / result[peak])
-    assert close(result["floor_us"], result["peak_fraction"] * result["median_us"])
+    work = "bytes" if memory else "flops"
+    assert close(result["floor_us"], result[work] / result[peak] * 1e-3)
+    # Every sample has the peak beside it; of a single one all figures are the same.
+    least, largest = result["peak_fraction_p10"], result["peak_fraction_p90"]
+    assert 0 < least <= result["peak_fraction"] <= largest
+    if result["samples"] == 1:
+        assert least == largest and close(result["peak_fraction"], result[rate] / result[peak])
     assert result["threads"] >= 1 and result["isa"] and result["device"]
 
 

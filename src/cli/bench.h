@@ -69,6 +69,7 @@ struct result {
     double prepare_run_us;                    /* median of prepare and run */
     double flops, bytes;
     double gflops, gbps, peak_gflops, peak_gbps, floor_us, peak_fraction;
+    double peak_fraction_p10, peak_fraction_p90; /* CPU: of the samples, each against the peak measured beside it */
     bool memory_bound;
     double weight;      /* suite: of the case, 0 outside the weighted mean */
     bool remeasured;    /* suite: the spread was above 3 %, and the case was measured again */

@@ -29,27 +29,74 @@ double quantile(const double *sorted, int count, double fraction)
     return sorted[below] + (at - below) * (sorted[above] - sorted[below]);
 }
 
+/* The peak beside the samples. On a machine that others use, a share of a peak from another moment says little: so windows of
+ * the peak stand between rounds of samples, and a sample's share is of the mean of those before and after its round. */
+struct beside {
+    struct peak_probe probe;
+    bool open;
+    double work;            /* of a sample, in the peak's units: a floor is work / rate * 1e-9 seconds */
+    double *rates, *shares; /* of all windows, of all samples */
+    int num_rates;
+};
+
+enum { MOST_WINDOWS = 15, MAX_RATES = MOST_WINDOWS * 4096 };
+#define ROUND_SECONDS 0.02 /* of samples between windows, at least */
+#define WINDOW_PART 0.05   /* of a round's time goes to the windows after it */
+
+/* The median of as many windows as befit a round; 0: not measured. */
+static double measure_beside(struct beside *beside, double round_seconds)
+{
+    double rates[MOST_WINDOWS], wanted = round_seconds * WINDOW_PART / 0.002;
+    int count = wanted < 1 ? 1 : wanted > MOST_WINDOWS ? MOST_WINDOWS : (int)wanted;
+    if (!beside->open)
+        return 0;
+    for (int i = 0; i < count; i++) {
+        rates[i] = peak_window(&beside->probe);
+        if (beside->num_rates < MAX_RATES)
+            beside->rates[beside->num_rates++] = rates[i];
+    }
+    sort_samples(rates, count);
+    return quantile(rates, count, 0.5);
+}
+
+static void set_shares(struct beside *beside, const double *runs, int first, int last, double rate)
+{
+    for (int i = first; i < last && rate > 0; i++)
+        beside->shares[i] = beside->work / rate * 1e-9 / runs[i];
+}
+
 /* Samples in seconds into runs and totals. A tenth of the time, one call at least, warms up. */
-static int take_samples(struct subject *subject, const struct bench_options *options, double *runs, double *totals,
-                        int *count)
+static int take_samples(struct subject *subject, const struct bench_options *options, struct beside *beside,
+                        double *runs, double *totals, int *count)
 {
     double warm_up = options->run_once ? -1 : 0.1 * options->min_time, started = seconds_now();
-    int rotation = 0;
+    int rotation = 0, round_first = 0;
     double run, total;
     for (; warm_up >= 0 && (rotation == 0 || seconds_now() - started < warm_up); rotation++) {
         if (subject->call(subject, rotation % subject->rotations, &run, &total) != CLI_OK)
             return CLI_BAD;
     }
     started = seconds_now();
-    for (*count = 0; *count < MAX_SAMPLES; rotation++, (*count)++) {
-        double elapsed = seconds_now() - started;
-        if (*count >= options->min_samples && elapsed >= options->min_time)
-            break;
+    /* A single call is for profilers: nothing before it, and nothing that would empty the caches for it. */
+    double before = options->run_once ? 0 : measure_beside(beside, ROUND_SECONDS), round_started = seconds_now();
+    for (*count = 0; *count < MAX_SAMPLES; rotation++) {
         if (subject->call(subject, rotation % subject->rotations, &runs[*count], &totals[*count]) != CLI_OK)
             return CLI_BAD;
+        ++*count;
+        double now = seconds_now(), elapsed = now - started;
+        bool enough = *count >= options->min_samples && elapsed >= options->min_time;
         double of_time = options->min_time > 0 ? elapsed / options->min_time : 1;
         double of_samples = (double)*count / options->min_samples;
         progress_update(of_time < of_samples ? of_time : of_samples);
+        if (!enough && *count < MAX_SAMPLES && now - round_started < ROUND_SECONDS)
+            continue;
+        double after = measure_beside(beside, now - round_started);
+        set_shares(beside, runs, round_first, *count, before > 0 ? (before + after) / 2 : after);
+        before = after;
+        round_first = *count;
+        round_started = seconds_now();
+        if (enough)
+            break;
     }
     return subject->finish(subject);
 }
@@ -70,7 +117,7 @@ static void set_cuda_rates(const struct subject *subject, struct result *result)
     result->peak_fraction = result->floor_us / result->median_us;
 }
 
-static void set_rates(const struct subject *subject, int threads, struct result *result)
+static void set_rates(const struct subject *subject, struct beside *beside, int threads, struct result *result)
 {
     double seconds = result->median_us * 1e-6;
     result->flops = subject->flops;
@@ -82,20 +129,45 @@ static void set_rates(const struct subject *subject, int threads, struct result 
         set_cuda_rates(subject, result);
         return;
     }
-    result->peak_gflops = peak_gflops(subject->kernel, threads);
-    result->peak_gbps = peak_rate(subject->copies ? PEAK_COPY : PEAK_READ, threads);
-    double work = subject->memory_bound ? subject->bytes : subject->flops;
-    double peak = subject->memory_bound ? result->peak_gbps : result->peak_gflops;
-    result->floor_us = work / peak * 1e-3;
-    result->peak_fraction = result->floor_us / result->median_us;
+    enum peak arithmetic = peak_of_kernel(subject->kernel), memory = subject->copies ? PEAK_COPY : PEAK_READ;
+    sort_samples(beside->rates, beside->num_rates);
+    sort_samples(beside->shares, result->samples);
+    double peak = beside->num_rates ? quantile(beside->rates, beside->num_rates, 0.5) : 0;
+    result->peak_gflops = subject->memory_bound ? peak_rate(arithmetic, threads) : peak;
+    result->peak_gbps = subject->memory_bound ? peak : peak_rate(memory, threads);
+    result->floor_us = beside->work / peak * 1e-3;
+    result->peak_fraction = quantile(beside->shares, result->samples, 0.5);
+    result->peak_fraction_p10 = quantile(beside->shares, result->samples, 0.1);
+    result->peak_fraction_p90 = quantile(beside->shares, result->samples, 0.9);
+}
+
+static bool open_beside(struct beside *beside, const struct subject *subject, int threads)
+{
+    *beside = (struct beside){.work = subject->memory_bound ? subject->bytes : subject->flops,
+                              .rates = malloc(MAX_RATES * sizeof(*beside->rates)),
+                              .shares = calloc(MAX_SAMPLES, sizeof(*beside->shares))};
+    if (!beside->rates || !beside->shares)
+        return false;
+    enum peak peak = !subject->memory_bound ? peak_of_kernel(subject->kernel) : subject->copies ? PEAK_COPY : PEAK_READ;
+    beside->open = device_is_host(subject->device) && peak_open(&beside->probe, peak, threads);
+    return true;
+}
+
+static void close_beside(struct beside *beside)
+{
+    peak_close(&beside->probe);
+    free(beside->rates);
+    free(beside->shares);
 }
 
 int bench_time(struct subject *subject, const struct bench_options *options, int threads, struct result *result)
 {
+    struct beside beside;
     double *runs = malloc(MAX_SAMPLES * sizeof(*runs)), *totals = malloc(MAX_SAMPLES * sizeof(*totals));
-    int count, status = runs && totals ? CLI_OK : cli_error("out of memory");
+    bool memory = open_beside(&beside, subject, threads) && runs && totals;
+    int count, status = memory ? CLI_OK : cli_error("out of memory");
     if (status == CLI_OK)
-        status = take_samples(subject, options, runs, totals, &count);
+        status = take_samples(subject, options, &beside, runs, totals, &count);
     if (status == CLI_OK) {
         sort_samples(runs, count);
         sort_samples(totals, count);
@@ -108,8 +180,9 @@ int bench_time(struct subject *subject, const struct bench_options *options, int
         snprintf(result->kernel, sizeof(result->kernel), "%s", subject->kernel);
         snprintf(result->strategy, sizeof(result->strategy), "%s", subject->strategy);
         snprintf(result->precision, sizeof(result->precision), "%s", subject->precision);
-        set_rates(subject, threads, result); /* after the samples: to measure a peak empties the caches */
+        set_rates(subject, &beside, threads, result);
     }
+    close_beside(&beside);
     free(runs);
     free(totals);
     return status;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * peak.c - measured peaks, each the best of many windows of about two milliseconds: shorter than the time that a busy
- * machine lets a thread run.
+ * peak.c - measured peaks, in windows of about two milliseconds: shorter than the time that a busy machine lets a thread run.
  *
  * Arithmetic: loops of nothing but one instruction, with more independent accumulators than latency times throughput of
  * any known core (4 cycles x 2 a cycle for FMA, 8 x 2 for vdpbf16ps). Memory: single passes over what the caches do not
@@ -13,7 +12,6 @@
 #include "cli.h"
 #include "parallel.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,10 +41,10 @@ size_t cache_bytes(void)
 
 /* ---- arithmetic */
 
-/* Each runs `steps` steps and returns the floating-point operations it did. What it computed goes where the compiler
- * must assume that somebody reads it. */
+/* Each runs `steps` steps and returns the floating-point operations it did. */
 typedef double arithmetic_fn(int64_t steps);
 
+/* What was computed goes where the compiler must assume that somebody reads it. */
 static void consume(const void *result)
 {
     __asm__ volatile("" : : "r"(result) : "memory");
@@ -129,23 +127,16 @@ static int64_t find_steps(arithmetic_fn *fn)
     }
 }
 
-static double measure_arithmetic(arithmetic_fn *fn, int threads)
+static double arithmetic_window(arithmetic_fn *fn, int64_t steps, int threads)
 {
-    double *flops = calloc((size_t)threads, sizeof(*flops));
-    if (!flops)
-        return 0;
-    struct arithmetic_job job = {fn, find_steps(fn), flops};
-    double best = 0;
-    for (int window = 0; window < WINDOWS; window++) {
-        double start = seconds_now();
-        parallel_run(threads, run_arithmetic, &job);
-        double elapsed = seconds_now() - start, sum = 0;
-        for (int t = 0; t < threads; t++)
-            sum += flops[t];
-        best = sum / elapsed > best ? sum / elapsed : best;
-    }
-    free(flops);
-    return best * 1e-9;
+    double flops[MAX_THREADS], sum = 0;
+    struct arithmetic_job job = {fn, steps, flops};
+    double start = seconds_now();
+    parallel_run(threads, run_arithmetic, &job);
+    double elapsed = seconds_now() - start;
+    for (int t = 0; t < threads; t++)
+        sum += flops[t];
+    return sum / elapsed * 1e-9;
 }
 
 /* ---- memory */
@@ -216,27 +207,31 @@ static double run_chunk(unsigned char *chunk, size_t bytes, enum memory_work wor
     return (double)job.slice * threads / (seconds_now() - start);
 }
 
-/* Touches twice what the caches hold, then works once on the first half, which is no longer in them. */
-static double measure_memory(enum memory_work work, int threads)
+/* Twice what the caches hold, in whole chunks, all touched: a chunk is no longer in the caches when its turn comes again. */
+static bool memory_open(struct peak_probe *probe)
 {
     size_t huge = (size_t)2 << 20, ram = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     size_t half = cache_bytes() < 64 * huge ? 64 * huge : cache_bytes();
     half = (half < ram / 8 ? half : ram / 8) / (8 * huge) * (8 * huge);
-    size_t chunk = 4 * huge * (size_t)threads;
+    size_t chunk = 4 * huge * (size_t)probe->threads;
     chunk = chunk > half / 8 ? half / 8 : chunk < 8 * huge ? 8 * huge : chunk;
-    unsigned char *buffer = aligned_alloc(huge, 2 * half);
-    if (!buffer)
-        return 0;
-    madvise(buffer, 2 * half, MADV_HUGEPAGE);
-    double best = 0;
-    for (size_t offset = 0; offset + chunk <= 2 * half; offset += chunk)
-        run_chunk(buffer + offset, chunk, TOUCH, threads);
-    for (size_t offset = 0; offset + chunk <= half; offset += chunk) {
-        double rate = run_chunk(buffer + offset, chunk, work, threads);
-        best = rate > best ? rate : best;
-    }
-    free(buffer);
-    return best * 1e-9;
+    probe->chunk = chunk;
+    probe->bytes = 2 * half / chunk * chunk;
+    probe->buffer = aligned_alloc(huge, 2 * half);
+    if (!probe->buffer)
+        return false;
+    madvise(probe->buffer, 2 * half, MADV_HUGEPAGE);
+    for (size_t offset = 0; offset < probe->bytes; offset += chunk)
+        run_chunk(probe->buffer + offset, chunk, TOUCH, probe->threads);
+    return true;
+}
+
+static double memory_window(struct peak_probe *probe)
+{
+    enum memory_work work = probe->peak == PEAK_COPY ? COPY : READ;
+    double rate = run_chunk(probe->buffer + probe->offset, probe->chunk, work, probe->threads);
+    probe->offset = (probe->offset + probe->chunk) % probe->bytes;
+    return rate * 1e-9;
 }
 
 /* ---- what others call */
@@ -255,43 +250,88 @@ static bool amx_available(void)
 }
 #endif
 
-static double measure(enum peak peak, int threads)
+/* NULL where the machine lacks the instructions. */
+static arithmetic_fn *arithmetic_of(enum peak peak)
 {
     switch (peak) {
 #if defined(__x86_64__)
     case PEAK_FMA_128:
-        return __builtin_cpu_supports("fma") ? measure_arithmetic(fma_128, threads) : 0;
+        return __builtin_cpu_supports("fma") ? fma_128 : NULL;
     case PEAK_FMA_256:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? measure_arithmetic(fma_256, threads)
-                                                                               : 0;
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_256 : NULL;
     case PEAK_FMA_512:
-        return __builtin_cpu_supports("avx512f") ? measure_arithmetic(fma_512, threads) : 0;
+        return __builtin_cpu_supports("avx512f") ? fma_512 : NULL;
     case PEAK_BF16_DOT:
-        return __builtin_cpu_supports("avx512bf16") ? measure_arithmetic(bf16_dot, threads) : 0;
+        return __builtin_cpu_supports("avx512bf16") ? bf16_dot : NULL;
     case PEAK_AMX:
-        return amx_available() ? measure_arithmetic(amx, threads) : 0;
+        return amx_available() ? amx : NULL;
 #elif defined(__aarch64__)
     case PEAK_FMA_128:
-        return measure_arithmetic(fma_128, threads);
+        return fma_128;
 #endif
-    case PEAK_READ:
-        return measure_memory(READ, threads);
-    case PEAK_COPY:
-        return measure_memory(COPY, threads);
     default:
-        return 0;
+        return NULL;
     }
+}
+
+bool peak_open(struct peak_probe *probe, enum peak peak, int threads)
+{
+    *probe = (struct peak_probe){.peak = peak, .threads = threads};
+    if (peak == PEAK_READ || peak == PEAK_COPY)
+        return memory_open(probe);
+    probe->arithmetic = arithmetic_of(peak);
+    probe->steps = probe->arithmetic ? find_steps(probe->arithmetic) : 0;
+    return probe->arithmetic;
+}
+
+double peak_window(struct peak_probe *probe)
+{
+    return probe->arithmetic ? arithmetic_window(probe->arithmetic, probe->steps, probe->threads)
+                             : memory_window(probe);
+}
+
+void peak_close(struct peak_probe *probe)
+{
+    free(probe->buffer);
 }
 
 double peak_rate(enum peak peak, int threads)
 {
     static double known[NUM_PEAKS][MAX_THREADS + 1];
     static bool measured[NUM_PEAKS][MAX_THREADS + 1];
-    if (!measured[peak][threads]) {
-        known[peak][threads] = measure(peak, threads);
-        measured[peak][threads] = true;
+    if (measured[peak][threads])
+        return known[peak][threads];
+    measured[peak][threads] = true;
+    struct peak_probe probe;
+    double best = 0;
+    bool open = peak_open(&probe, peak, threads);
+    for (int window = 0; open && window < WINDOWS; window++) {
+        double rate = peak_window(&probe);
+        best = rate > best ? rate : best;
     }
-    return known[peak][threads];
+    peak_close(&probe);
+    return known[peak][threads] = best;
+}
+
+enum peak peak_of_kernel(const char *kernel)
+{
+    static const struct {
+        const char *isa;
+        enum peak peak;
+    } peaks[] = {{"amx", PEAK_AMX},
+                 {"avx512bf16", PEAK_BF16_DOT},
+                 {"avx512", PEAK_FMA_512},
+                 {"avx2", PEAK_FMA_256},
+                 {"neon", PEAK_FMA_128}};
+    const char *underscore = strrchr(kernel, '_'), *isa = underscore ? underscore + 1 : "";
+    for (size_t i = 0; i < sizeof(peaks) / sizeof(*peaks); i++) {
+        if (strcmp(isa, peaks[i].isa) == 0)
+            return peaks[i].peak;
+    }
+    enum peak widest = PEAK_FMA_512;
+    while (widest > PEAK_FMA_128 && !arithmetic_of(widest))
+        widest--;
+    return widest;
 }
 
 const char *const cuda_peak_names[NUM_CUDA_PEAKS] = {"f16", "fp8", "read", "copy"};
@@ -310,25 +350,4 @@ const double *cuda_peaks(int ordinal)
         measured = ordinal;
     }
     return known;
-}
-
-double peak_gflops(const char *kernel, int threads)
-{
-    const char *underscore = strrchr(kernel, '_'), *isa = underscore ? underscore + 1 : "";
-    if (strcmp(isa, "amx") == 0)
-        return peak_rate(PEAK_AMX, threads);
-    if (strcmp(isa, "avx512bf16") == 0)
-        return peak_rate(PEAK_BF16_DOT, threads);
-    if (strcmp(isa, "avx512") == 0)
-        return peak_rate(PEAK_FMA_512, threads);
-    if (strcmp(isa, "avx2") == 0)
-        return peak_rate(PEAK_FMA_256, threads);
-    if (strcmp(isa, "neon") == 0)
-        return peak_rate(PEAK_FMA_128, threads);
-    double best = 0;
-    for (int p = PEAK_FMA_128; p <= PEAK_FMA_512; p++) {
-        double rate = peak_rate((enum peak)p, threads);
-        best = rate > best ? rate : best;
-    }
-    return best;
 }

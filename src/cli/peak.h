@@ -4,7 +4,9 @@
 #ifndef MSA_CLI_PEAK_H
 #define MSA_CLI_PEAK_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,15 +24,27 @@ enum peak {
 };
 extern const char *const peak_names[NUM_PEAKS];
 
-/* The rate of `threads` threads together, in GFLOP/s or GB/s; 0 where the machine lacks the instructions. Measured at
- * the first call, then remembered: the best of several windows, so that another job on the machine lowers a peak less
- * than it lowers a result. */
+/* A peak measured beside something else, window by window, each some two milliseconds; `threads` threads together. */
+struct peak_probe {
+    enum peak peak;
+    int threads;
+    double (*arithmetic)(int64_t steps); /* returns the floating-point operations it did; NULL: memory */
+    int64_t steps;
+    unsigned char *buffer;
+    size_t bytes, chunk, offset;
+};
+/* False where the machine lacks the instructions, or memory for it. Close it in any case. */
+bool peak_open(struct peak_probe *probe, enum peak peak, int threads);
+double peak_window(struct peak_probe *probe); /* in GFLOP/s or GB/s */
+void peak_close(struct peak_probe *probe);
+
+/* The best of several windows, or 0. Measured at the first call, then remembered. */
 double peak_rate(enum peak peak, int threads);
 
 /* The arithmetic peak that a kernel is measured against, by the instruction set its name ends in: avx512bf16
- * multiplies in vdpbf16ps, every other one in FP32 at its own register width. Portable C is measured against the best
- * FP32 rate of the machine, so that its fraction tells what it leaves on the table. */
-double peak_gflops(const char *kernel, int threads);
+ * multiplies in vdpbf16ps, every other one in FP32 at its own register width. Portable C is measured against the widest
+ * registers of the machine, so that its fraction tells what it leaves on the table. */
+enum peak peak_of_kernel(const char *kernel);
 
 /* The largest cache that one core can reach, in bytes. */
 size_t cache_bytes(void);

@@ -64,6 +64,9 @@ json_t *result_json(const struct result *result)
     json_object_set_new(object, "bound", json_string(result->memory_bound ? "memory" : "compute"));
     json_object_set_new(object, "floor_us", real(result->floor_us));
     json_object_set_new(object, "peak_fraction", real(result->peak_fraction));
+    bool paired = result->peak_fraction_p90 > 0;
+    json_object_set_new(object, "peak_fraction_p10", paired ? real(result->peak_fraction_p10) : json_null());
+    json_object_set_new(object, "peak_fraction_p90", paired ? real(result->peak_fraction_p90) : json_null());
     json_object_set_new(object, "weight", real(result->weight));
     json_object_set_new(object, "baseline_us", result->baseline_us > 0 ? real(result->baseline_us) : json_null());
     json_object_set_new(object, "work", json_string(result->work));

@@ -9,14 +9,16 @@
 #include "product_zmm.h"
 #include "softmax_zmm.h"
 
-enum { AHEAD_STEPS = 8 * PAIR };
+/* Steps between two fetches, of which a page needs 64. A single visit makes them all in QK: PV, cut into short loops, would
+ * cost it more than it gains. */
+#define AHEAD_STEPS(units) ((units) == 1 ? 8 * PAIR : 16 * PAIR)
 
 /* ------------------------------------------------------------------------------------------------ scores */
 
-/* Scores of the keys below `keys` (and of up to rows - 1 more, which nobody uses); the largest and smallest of those of
- * whole blocks below `common`. Returns where those end. */
+/* Scores of the keys below `keys` (and of up to rows - 1 more, which nobody uses); the largest of those of whole blocks below
+ * `common`, and the smallest if they can be infinite. Returns where those blocks end. */
 INLINE int page_scores(struct operands *operands, const operand *const *q, float *const *scores, int keys, int common,
-                       __m512 *max, __m512 *min, const int rows, const int units)
+                       bool infinite, __m512 *max, __m512 *min, const int rows, const int units)
 {
     int ranked = 0;
     for (int j = 0; j < units; j++) {
@@ -29,9 +31,9 @@ INLINE int page_scores(struct operands *operands, const operand *const *q, float
         UNROLL
         for (int i = 0; i < rows * units; i++)
             sums[i] = _mm512_setzero_ps();
-        for (int e = 0; e < ROW; e += AHEAD_STEPS) {
+        for (int e = 0; e < ROW; e += AHEAD_STEPS(units)) {
             fetch_ahead(&operands->ahead);
-            accumulate(sums, k, ROW, 1, q, e, e + AHEAD_STEPS, rows, units, 0, units);
+            accumulate(sums, k, ROW, 1, q, e, e + AHEAD_STEPS(units), rows, units, 0, units);
         }
         UNROLL
         for (int i = 0; i < rows; i++) {
@@ -45,10 +47,16 @@ INLINE int page_scores(struct operands *operands, const operand *const *q, float
         UNROLL
         for (int i = 0; i < rows; i++) {
             UNROLL
-            for (int j = 0; j < units; j++) { /* a NaN score leaves max: the operands' order counts */
+            for (int j = 0; j < units; j++) /* a NaN score leaves max: the operands' order counts */
                 max[j] = _mm512_max_ps(sums[i * units + j], max[j]);
+        }
+        if (!infinite)
+            continue;
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            UNROLL
+            for (int j = 0; j < units; j++)
                 min[j] = _mm512_min_ps(sums[i * units + j], min[j]);
-            }
         }
     }
     return ranked;
@@ -101,7 +109,13 @@ INLINE void add_output(const struct cpu_tile *tile, struct operands *operands, c
         UNROLL
         for (int i = 0; i < rows * units; i++)
             sums[i] = _mm512_setzero_ps();
-        accumulate(sums, v, 1, SLICE, p, 0, common, rows, units, 0, units);
+        const int steps = units == 1 ? 128 : AHEAD_STEPS(units);
+        for (int from = 0; from < common; from += steps) {
+            if (units > 1)
+                fetch_ahead(&operands->ahead);
+            accumulate(sums, v, 1, SLICE, p, from, from + steps < common ? from + steps : common, rows, units, 0,
+                       units);
+        }
         UNROLL
         for (int j = 0; j < units; j++) {
             int end = visits[j].keys / 2 * PAIR;
@@ -135,7 +149,8 @@ INLINE void attend_group(struct cpu_tile *tile, struct operands *operands, const
         least = visits[j].keys < least ? visits[j].keys : least;
         most = visits[j].keys > most ? visits[j].keys : most;
     }
-    int ranked = page_scores(operands, q, scores, most, least, max, min, rows, units);
+    bool infinite = tile->rounding != ROUND_E4M3; /* sums of products of E4M3 numbers are far from FP32's end */
+    int ranked = page_scores(operands, q, scores, most, least, infinite, max, min, rows, units);
     for (int j = 0; j < units; j++)
         weights[j] = merge_softmax(tile, &visits[j], scores[j], ranked, max[j], min[j]);
     add_output(tile, operands, visits, p, weights, rows, units);

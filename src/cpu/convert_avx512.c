@@ -25,6 +25,18 @@ INLINE __m512 bf16_block(const void *from)
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(normal, x, 16));
 }
 
+/* Two blocks. (A permutation of words also widens them, as one operation where two would be needed for each block.) */
+INLINE void bf16_blocks(__m512i x, float *first, float *second)
+{
+    const __m512i pick = _mm512_setr_epi32(0, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16, 8 << 16,
+                                           9 << 16, 10 << 16, 11 << 16, 12 << 16, 13 << 16, 14 << 16, 15 << 16);
+    const __m512i pick_second = _mm512_add_epi32(pick, _mm512_set1_epi32(16 << 16));
+    const __mmask32 upper = 0xAAAAAAAA;
+    x = _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(x, _mm512_set1_epi16(0x7F80)), x);
+    _mm512_store_si512(first, _mm512_maskz_permutexvar_epi16(upper, pick, x));
+    _mm512_store_si512(second, _mm512_maskz_permutexvar_epi16(upper, pick_second, x));
+}
+
 INLINE __m512 fp16_block(const void *from)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256(from));
@@ -69,17 +81,31 @@ INLINE __m512 block_at(const struct cpu_rows rows, int key, int g, const bool qu
 
 INLINE void convert_k(const struct cpu_rows rows, int first, int last, float *operand, const enum cpu_format format)
 {
-    for (int key = first; key < last; key++) {
+    for (int key = first; key < last; key++, operand += 128) {
         UNROLL
-        for (int g = 0; g < 8; g++)
-            _mm512_store_ps(operand + (key - first) * 128 + g * 16, block_at(rows, key, g, false, format));
+        for (int g = 0; g < 8; g += 2) {
+            if (format == FORMAT_BF16) {
+                const uint8_t *from = rows.data + key * rows.token_stride + g * 32;
+                bf16_blocks(_mm512_loadu_si512(from), operand + g * 16, operand + (g + 1) * 16);
+            } else {
+                _mm512_store_ps(operand + g * 16, block_at(rows, key, g, false, format));
+                _mm512_store_ps(operand + (g + 1) * 16, block_at(rows, key, g + 1, false, format));
+            }
+        }
     }
 }
 
 INLINE void convert_v(const struct cpu_rows rows, int slice, int keys, float *operand, const bool quad,
                       const enum cpu_format format)
 {
-    for (int key = 0; key < keys; key++)
+    int key = 0;
+    for (; format == FORMAT_BF16 && key + 2 <= keys; key += 2) {
+        const uint8_t *from = rows.data + key * rows.token_stride + slice * 32;
+        __m256i second = _mm256_loadu_si256((const void *)(from + rows.token_stride));
+        __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)from));
+        bf16_blocks(_mm512_inserti64x4(first, second, 1), operand + key * SLICE, operand + (key + 1) * SLICE);
+    }
+    for (; key < keys; key++)
         _mm512_store_ps(operand + key * SLICE, block_at(rows, key, slice, quad, format));
 }
 
@@ -108,8 +134,11 @@ CONVERT(nvfp4_exact, FORMAT_NVFP4_EXACT)
 /* ------------------------------------------------------------------------------------------------ E4M3 */
 
 /* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included.
- * The way leads through memory, because there vcvtph2ps finds its 16 elements without a shuffle. Only the NaN codes
- * would look like numbers: whoever meets one leaves the work to the portable code. */
+ * The way leads through memory, because there vcvtph2ps finds its 16 elements without a shuffle; a few keys at a time, whose
+ * halves take no room in L1 from the units that multiply. Only the NaN codes would look like numbers: whoever meets one
+ * leaves the work to the portable code. */
+enum { K_AT_ONCE = 4, V_AT_ONCE = 16 };
+
 INLINE __m512i half_from_e4m3(__m256i codes)
 {
     return _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(codes), 7), _mm512_set1_epi16((short)0xBF80));
@@ -135,19 +164,30 @@ INLINE __m512i half_row_from_e4m3(const uint8_t *from, uint16_t *to, __m512i see
     return look_for_nan(seen, _mm512_loadu_si512(from));
 }
 
+/* `count` keys. */
+INLINE __m512i convert_k_rows(const uint8_t *row, int64_t stride, const int count, float *operand, __m512i seen,
+                              const enum cpu_format format)
+{
+    _Alignas(64) uint16_t half[K_AT_ONCE][128];
+    const struct cpu_rows halves = {.data = (const uint8_t *)half, .token_stride = sizeof half[0]};
+    UNROLL
+    for (int i = 0; i < 2 * count; i++)
+        seen = half_row_from_e4m3(row + i / 2 * stride + i % 2 * 64, half[i / 2] + i % 2 * 64, seen);
+    convert_k(halves, 0, count, operand, format);
+    return seen;
+}
+
 INLINE bool convert_k_e4m3(const struct cpu_rows *rows, int slice, int keys, float *operand,
                            const enum cpu_format format)
 {
-    _Alignas(64) uint16_t half[SLICE][128];
     __m512i seen = _mm512_setzero_si512();
-    int first = slice * SLICE, last = slice_end(slice, keys);
-    for (int key = first; key < last; key++) {
-        UNROLL
-        for (int d = 0; d < 128; d += 64)
-            seen = half_row_from_e4m3(rows->data + key * rows->token_stride + d, half[key - first] + d, seen);
-    }
-    struct cpu_rows halves = {.data = (const uint8_t *)half, .token_stride = sizeof half[0]};
-    convert_k(halves, 0, last - first, operand, format);
+    int key = slice * SLICE, last = slice_end(slice, keys);
+    const int64_t stride = rows->token_stride;
+    const uint8_t *row = rows->data + key * stride;
+    for (; key + K_AT_ONCE <= last; key += K_AT_ONCE, row += K_AT_ONCE * stride, operand += K_AT_ONCE * 128)
+        seen = convert_k_rows(row, stride, K_AT_ONCE, operand, seen, format);
+    for (; key < last; key++, row += stride, operand += 128)
+        seen = convert_k_rows(row, stride, 1, operand, seen, format);
     return !found_nan(seen);
 }
 
@@ -166,26 +206,35 @@ INLINE __m512i half_blocks_from_e4m3(const uint8_t *const key[4], uint16_t (*to)
     return look_for_nan(seen, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
 }
 
+/* `count` keys, by fours; where there are fewer, the first stands in for those that are not there. */
+INLINE __m512i convert_v_rows(const uint8_t *row, int64_t stride, const int count, float *operand, __m512i seen,
+                              const enum cpu_format format)
+{
+    _Alignas(64) uint16_t half[V_AT_ONCE][SLICE];
+    const struct cpu_rows halves = {.data = (const uint8_t *)half, .token_stride = sizeof half[0]};
+    UNROLL
+    for (int i = 0; i < count; i += 4, row += 4 * stride) {
+        const uint8_t *four[4] = {row, row, row, row};
+        UNROLL
+        for (int j = 1; j < 4; j++)
+            four[j] += i + j < count ? j * stride : 0;
+        seen = half_blocks_from_e4m3(four, half + i, seen);
+    }
+    convert_v(halves, 0, count, operand, false, format);
+    return seen;
+}
+
 INLINE bool convert_v_e4m3(const struct cpu_rows *rows, int slice, int keys, float *operand,
                            const enum cpu_format format)
 {
-    _Alignas(64) uint16_t half[128][SLICE];
     __m512i seen = _mm512_setzero_si512();
     const int64_t stride = rows->token_stride;
     const uint8_t *row = rows->data + slice * SLICE;
     int key = 0;
-    for (; key + 4 <= keys; key += 4, row += 4 * stride) {
-        const uint8_t *four[4] = {row, row + stride, row + 2 * stride, row + 3 * stride};
-        seen = half_blocks_from_e4m3(four, half + key, seen);
-    }
-    if (key < keys) { /* the first of the rest stands in for those that are not there */
-        const uint8_t *four[4] = {row, row, row, row};
-        for (int i = 1; key + i < keys; i++)
-            four[i] = row + i * stride;
-        seen = half_blocks_from_e4m3(four, half + key, seen);
-    }
-    struct cpu_rows halves = {.data = (const uint8_t *)half, .token_stride = sizeof half[0]};
-    convert_v(halves, 0, keys, operand, false, format);
+    for (; key + V_AT_ONCE <= keys; key += V_AT_ONCE, row += V_AT_ONCE * stride, operand += V_AT_ONCE * SLICE)
+        seen = convert_v_rows(row, stride, V_AT_ONCE, operand, seen, format);
+    for (; key < keys; key++, row += stride, operand += SLICE)
+        seen = convert_v_rows(row, stride, 1, operand, seen, format);
     return !found_nan(seen);
 }
 

@@ -53,6 +53,7 @@ struct attention_run {
     float kv_factor; /* value of a K or V operand's 1 */
     enum cpu_rounding rounding;
     int ratio, rows_per_unit;
+    size_t items;        /* (tile, KV head, split) */
     int pages_per_split; /* ranks a split takes */
     struct thread_memory *threads;
     struct unit_state *states; /* [tile][kv head][split][units of the tile's rows], split plans only */
@@ -141,19 +142,25 @@ static void sort_entries(uint32_t (*entries)[MAX_ENTRIES], int n)
     }
 }
 
+static const int32_t *row_list(const struct attention_run *run, const struct tile *tile, int r)
+{
+    const msa_plan *plan = run->plan;
+    int64_t list = tile->kv_head / (plan->attention.num_kv_heads / plan->attention.num_lists);
+    int64_t row = tile->request->first_row + tile->begin + r;
+    return (const int32_t *)((const char *)plan->step.topk + list * plan->step.topk_head_stride +
+                             row * plan->step.topk_row_stride);
+}
+
 /* Collects what the tile's rows see, sorted and without repetitions; counts it per row. Returns how many. */
 static int collect_entries(const struct attention_run *run, const struct tile *tile, struct thread_memory *memory)
 {
     const msa_plan *plan = run->plan;
     const msa_attention_desc *desc = &plan->attention;
-    int64_t list = tile->kv_head / (desc->num_kv_heads / desc->num_lists);
     int n = 0;
     uint32_t error = 0;
     for (int r = 0; r < tile->rows; r++) {
         int64_t position = tile->request->first_position + tile->begin + r;
-        int64_t row = tile->request->first_row + tile->begin + r;
-        const int32_t *ids = (const int32_t *)((const char *)plan->step.topk + list * plan->step.topk_head_stride +
-                                               row * plan->step.topk_row_stride);
+        const int32_t *ids = row_list(run, tile, r);
         for (int j = 0; j < desc->topk; j++) {
             int64_t page = ids[j];
             if (page < -1 || page >= plan->max_pages)
@@ -257,6 +264,25 @@ static struct cpu_ahead ahead_of(const struct attention_run *run, const struct c
         .places = 4,
         .lines = (int)((row_bytes + 63) / 64),
         .rows = (int)half};
+}
+
+/* The same for the first page that the tile will walk: the smallest of its lists. */
+static struct cpu_ahead ahead_of_tile(const struct attention_run *run, const struct tile *tile,
+                                      struct thread_memory *memory)
+{
+    int64_t position = tile->request->first_position + tile->end - 1;
+    int32_t first = INT32_MAX;
+    for (int r = 0; r < tile->rows; r++) {
+        const int32_t *ids = row_list(run, tile, r);
+        for (int j = 0; j < run->plan->attention.topk; j++)
+            first = ids[j] >= 0 && ids[j] < first ? ids[j] : first;
+    }
+    int64_t start = (int64_t)first * MSA_PAGE_SIZE;
+    if (first >= run->plan->max_pages || start > position || start >= tile->request->kv_len ||
+        tile->request->pages[first] < 0 || tile->request->pages[first] >= run->args->num_pages)
+        return (struct cpu_ahead){0};
+    struct cpu_page page = page_at(run, tile, first, memory);
+    return ahead_of(run, &page);
 }
 
 /* The visits to one page, from the entries of that page. Rows of a unit that see the whole page share a visit; a row
@@ -425,6 +451,7 @@ static void attend_task(void *arg, size_t index, size_t thread)
     struct thread_memory *memory = (struct thread_memory *)((char *)run->threads + thread * align_up(sizeof *memory));
     int splits = run->plan->num_splits, split = (int)(index % (size_t)splits);
     struct tile tile = tile_at(run, (int64_t)(index / (size_t)splits));
+    size_t next_item = index + (size_t)run->plan->context->num_threads; /* likely this thread's */
     struct cpu_tile state = {.q = memory->q,
                              .acc = memory->acc,
                              .max = memory->max,
@@ -449,6 +476,9 @@ static void attend_task(void *arg, size_t index, size_t thread)
         if (next < n) {
             struct cpu_page there = page_at(run, &tile, (int32_t)(entries[next] >> 9), memory);
             here.ahead = ahead_of(run, &there);
+        } else if (splits == 1 && next_item < run->items) {
+            struct tile there = tile_at(run, (int64_t)next_item);
+            here.ahead = ahead_of_tile(run, &there, memory);
         }
         run->kernels->attend[run->operand](&state, &here, memory->visits, num_visits);
         if (run->plan->attention.partials)
@@ -550,7 +580,8 @@ msa_status cpu_attention_run(msa_plan *plan, const msa_attention_args *args, msa
     run.kv_format = storage_format(desc->kv_dtype, desc->q_dtype, run.operand);
     run.kv_factor = run.kv_format == FORMAT_E4M3_SMALL ? 1 / E4M3_SMALL : 1;
     size_t tiles = (size_t)cpu_step_tiles(plan) * (size_t)desc->num_kv_heads;
-    msa_status status = cpu_parallel(plan->context, tiles * (size_t)plan->num_splits, attend_task, &run);
+    run.items = tiles * (size_t)plan->num_splits;
+    msa_status status = cpu_parallel(plan->context, run.items, attend_task, &run);
     if (!status && plan->num_splits > 1)
         status = cpu_parallel(plan->context, tiles, merge_task, &run);
     return status;

@@ -22,6 +22,7 @@ INLINE void index_group(struct operands *operands, const operand *q, int num_row
         UNROLL
         for (int i = 0; i < rows * units; i++)
             sums[i] = _mm512_setzero_ps();
+        fetch_ahead(&operands->ahead);
         accumulate(sums, k, ROW, 1, unit_q, 0, ROW, rows, units, 0, units);
         UNROLL
         for (int i = 0; i < rows; i++) {

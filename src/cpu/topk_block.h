@@ -6,8 +6,8 @@
  * that four streams come from memory, times position modulo 16): the want-th largest of those is a bound that at least
  * `want` pages reach, whatever the order of the scores. The second pass compares blocks of
  * 64 scores with the bound; what passes goes to a pool, which is cut to its best `want` whenever it holds 64 keys. The worst
- * of those is then the bound, and equal scores no longer pass, because pages come in ascending order. So neither rising nor
- * equal scores cost more than random ones. Short rows (the indexer's chunks) skip the first pass.
+ * of those is then the bound, and equal scores no longer pass, because pages come in ascending order; a few that pass later
+ * are inserted one by one. So neither rising nor equal scores cost more than random ones. Short rows (the indexer's chunks) skip the first pass.
  *
  * Floor: one read of the row, 4 bytes a page. The pool is cut by counting, for each key, the keys above it.
  * Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc 12), 15 of 8192 random / rising / equal scores: rows in the
@@ -22,6 +22,7 @@ enum {
     GROUPS = 64,
     POOL = 128,
     LONG_ROW = 512,
+    INSERTED = 6,   /* scores of a block at most, one by one: more of them are ranked together */
     PREFETCH = 128, /* scores ahead in each quarter; 512 is slower by half */
 };
 
@@ -37,6 +38,7 @@ static inline void sort_keys(const uint64_t *key, int32_t count, uint64_t *sorte
 struct pool {
     _Alignas(64) uint64_t key[POOL];
     int32_t want, count;
+    bool sorted; /* best first, and no more than wanted */
     bool full;   /* the best `want` of what was seen are known: only scores above bound matter */
     float bound; /* before that, scores below it cannot matter */
 };
@@ -62,10 +64,23 @@ static void cut_pool(struct pool *pool)
     sort_keys(pool->key, pool->count, sorted);
     pool->count = pool->count < pool->want ? pool->count : pool->want;
     memcpy(pool->key, sorted, sizeof *sorted * (size_t)pool->count);
+    pool->sorted = true;
     if (pool->count == pool->want) {
         pool->full = true;
         pool->bound = key_score(pool->key[pool->want - 1]);
     }
+}
+
+/* Into a sorted, full pool. */
+static void insert_key(struct pool *pool, uint64_t key)
+{
+    int32_t at = pool->want - 1;
+    if (key < pool->key[at])
+        return;
+    for (; at > 0 && pool->key[at - 1] < key; at--)
+        pool->key[at] = pool->key[at - 1];
+    pool->key[at] = key;
+    pool->bound = key_score(pool->key[pool->want - 1]);
 }
 
 /* A score that at least `want` pages reach, or the least number. */
@@ -83,7 +98,7 @@ static float bound_of_groups(const float *scores, int32_t num_pages, int32_t wan
 
 static void select_best(struct cpu_best *best, const float *scores, int32_t first_page, int32_t num_pages)
 {
-    struct pool pool = {.want = best->want, .count = best->count, .bound = -FLT_MAX};
+    struct pool pool = {.want = best->want, .count = best->count, .sorted = true, .bound = -FLT_MAX};
     if (pool.want == 0)
         return;
     memcpy(pool.key, best->key, sizeof *best->key * (size_t)best->count);
@@ -105,16 +120,23 @@ static void select_best(struct cpu_best *best, const float *scores, int32_t firs
         uint64_t passed = pool.full ? block_above(block, pool.bound) : block_not_below(block, pool.bound);
         if (!passed)
             continue;
+        bool insert = pool.full && pool.sorted && __builtin_popcountll(passed) <= INSERTED;
         for (; passed; passed &= passed - 1) {
             int j = __builtin_ctzll(passed);
-            pool.key[pool.count++] = page_key(block[j], first_page + i + j);
+            uint64_t key = page_key(block[j], first_page + i + j);
+            if (insert)
+                insert_key(&pool, key);
+            else
+                pool.key[pool.count++] = key;
         }
         changed = true;
+        pool.sorted &= insert;
         if (pool.count >= POOL / 2)
             cut_pool(&pool);
     }
-    if (changed) {
+    if (!pool.sorted)
         cut_pool(&pool);
+    if (changed) {
         best->count = pool.count;
         memcpy(best->key, pool.key, sizeof *best->key * (size_t)pool.count);
     }
