@@ -3,13 +3,13 @@
  * prepare_smxx.cu - a step's lengths and lists into the records of struct cuda_step. cuda.h says what they hold,
  * cpu/requests.c is the definition of how bad lengths are masked.
  *
- *   requests  one block     cleans the requests. A request owns the rows that no earlier one has: its first row is the
- *                           maximum of its begin and all earlier ends, which is a running maximum (a scan), not a loop
- *   rows      one thread a row (and a list, for attention) finds the row's request, writes the row, the tile that
- *   starts
- *                           with it, and the sorted visible pages of its list
- *   steps     one block     index plans: adds up the tiles' history pages
- * Each launch but the first is on its way while the one ahead of it runs, and waits on the device: 1 us less a launch.
+ *   requests  one block       cleans the requests. A request owns the rows that no earlier one has: its first row is the
+ *                             maximum of its begin and all earlier ends, which is a running maximum (a scan), not a loop
+ *   rows      a thread a row  finds the row's request, writes the row and the tile that starts with it
+ *   pages     a lane an id    attention plans: the sorted visible pages of a row's list
+ *   steps     one block       index plans: adds up the tiles' history pages
+ * For a small step, as decode's are, the first block does the rows and steps, too. Each launch but the first is on its way
+ * while the one ahead of it runs, and waits on the device: 1 us less a launch.
  * Bytes: reads the lists (4k a row and list), writes 8k; a few us of launches for small steps.
  */
 #include "step.cuh"
@@ -37,9 +37,9 @@ static __device__ uint32_t length_errors(const cuda_step &step, const lengths &l
     return error | (l.kv_len > step.max_kv_len ? MSA_ERROR_BIT_CAPACITY : 0);
 }
 
-static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda_step step)
+/* By a block. Errors go to the step's word, which this also clears. */
+static __device__ void clean_requests(const cuda_step &step)
 {
-    grid_release();
     int32_t taken = 0, tiles = 0; /* by the requests of earlier rounds */
     uint32_t error = 0;
     if (threadIdx.x == 0 && (step.cu_seqlens_q[0] != 0 || (step.cu_seqlens_k && step.cu_seqlens_k[0] != 0)))
@@ -80,7 +80,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda
         atomicOr(&all_errors, error);
     __syncthreads();
     if (threadIdx.x == 0)
-        *step.error = all_errors; /* also clears the word */
+        *step.error = all_errors;
 }
 
 /* ------------------------------------------------------------------------------------------------ rows */
@@ -104,14 +104,9 @@ static __device__ int32_t cut_position(int64_t position, int32_t low)
     return (int32_t)(position < low ? low : position < MAX_POSITION ? position : MAX_POSITION);
 }
 
-static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step step)
+static __device__ void write_row(const cuda_step &step, int32_t row)
 {
-    int64_t row = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
-    grid_release();
-    grid_wait();
-    if (row >= step.total_q)
-        return;
-    int32_t b = find_request(step, (int32_t)row);
+    int32_t b = find_request(step, row);
     /* Slots past the last tile are empty. There are no more slots than rows. */
     if (step.query_tile && row < step.num_tiles && row >= step.first_tile[step.batch])
         step.tiles[row] = cuda_tile{-1, 0, 0, 0};
@@ -120,13 +115,13 @@ static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step
         return;
     }
     cuda_request request = step.requests[b];
-    int32_t i = (int32_t)row - request.first_row;
+    int32_t i = row - request.first_row;
     int64_t position = request.first_position + i;
     step.rows[row] = cuda_row{b, cut_position(position, -1)};
     if (step.query_tile && i % step.query_tile == 0) {
         int32_t left = request.num_rows - i;
-        step.tiles[step.first_tile[b] + i / step.query_tile] = cuda_tile{
-            b, (int32_t)row, left < step.query_tile ? left : step.query_tile, cut_position(position, -MAX_POSITION)};
+        step.tiles[step.first_tile[b] + i / step.query_tile] =
+            cuda_tile{b, row, left < step.query_tile ? left : step.query_tile, cut_position(position, -MAX_POSITION)};
     }
 }
 
@@ -198,10 +193,9 @@ template <int LANES, int EACH> static cudaError_t launch_pages(const struct cuda
 
 /* ------------------------------------------------------------------------------------------------ steps */
 
-static __global__ void __launch_bounds__(SCAN_THREADS) add_steps(const cuda_step step)
+/* By a block. */
+static __device__ void add_steps(const cuda_step &step)
 {
-    grid_release();
-    grid_wait();
     int64_t before = 0;
     for (int64_t round = 0; round < step.num_tiles; round += SCAN_THREADS) {
         int64_t i = round + threadIdx.x, pages = i < step.num_tiles ? history_pages(step, step.tiles[i]) : 0;
@@ -214,13 +208,47 @@ static __global__ void __launch_bounds__(SCAN_THREADS) add_steps(const cuda_step
         step.first_step[0] = 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ launchers */
+/* ------------------------------------------------------------------------------------------------ kernels */
+
+/* SMALL: the step's rows and, of index plans, its steps as well. */
+template <bool SMALL> static __global__ void __launch_bounds__(SCAN_THREADS) prepare_requests(const cuda_step step)
+{
+    grid_release();
+    clean_requests(step);
+    if (!SMALL)
+        return;
+    __syncthreads();
+    if ((int32_t)threadIdx.x < step.total_q)
+        write_row(step, (int32_t)threadIdx.x);
+    if (!step.first_step)
+        return;
+    __syncthreads();
+    add_steps(step);
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS) prepare_rows(const cuda_step step)
+{
+    int64_t row = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+    grid_release();
+    grid_wait();
+    if (row < step.total_q)
+        write_row(step, (int32_t)row);
+}
+
+static __global__ void __launch_bounds__(SCAN_THREADS) prepare_steps(const cuda_step step)
+{
+    grid_release();
+    grid_wait();
+    add_steps(step);
+}
 
 cudaError_t prepare_smxx(const struct cuda_step *step, cudaStream_t stream)
 {
-    cudaError_t error = launch(clean_requests, 1, SCAN_THREADS, 0, false, stream, *step);
-    if (!error)
-        error = launch(write_rows, grid_blocks(step->total_q, ROW_THREADS), ROW_THREADS, 0, step->dependent_launch,
+    bool small = step->total_q <= SCAN_THREADS;
+    cudaError_t error =
+        launch(small ? prepare_requests<true> : prepare_requests<false>, 1, SCAN_THREADS, 0, false, stream, *step);
+    if (!error && !small)
+        error = launch(prepare_rows, grid_blocks(step->total_q, ROW_THREADS), ROW_THREADS, 0, step->dependent_launch,
                        stream, *step);
     constexpr int HALF = CUDA_WARP / 2, MANY = 8192; /* lists; fewer do not fill a GPU four at a time */
     bool many = (int64_t)step->total_q * step->lists >= MANY;
@@ -228,15 +256,15 @@ cudaError_t prepare_smxx(const struct cuda_step *step, cudaStream_t stream)
         error = many ? launch_pages<HALF, 4>(*step, stream) : launch_pages<HALF, 1>(*step, stream);
     else if (!error && step->lists)
         error = many ? launch_pages<CUDA_WARP, 4>(*step, stream) : launch_pages<CUDA_WARP, 1>(*step, stream);
-    if (!error && step->first_step)
-        error = launch(add_steps, 1, SCAN_THREADS, 0, step->dependent_launch, stream, *step);
+    if (!error && !small && step->first_step)
+        error = launch(prepare_steps, 1, SCAN_THREADS, 0, step->dependent_launch, stream, *step);
     return error;
 }
 
 cudaError_t image_version_smxx(int *version)
 {
     cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, clean_requests);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, prepare_requests<true>);
     *version = error ? 0 : attributes.binaryVersion;
     return error;
 }
