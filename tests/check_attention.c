@@ -224,7 +224,7 @@ static double value_with_nan(const place *where, const void *data)
 }
 
 /* Several new tokens a request, mixed with one and none, in plans with room for many: a GPU's tiles of queries share
- * pages. */
+ * pages, or, where lists have little in common, do not. */
 static void check_several_new(harness *h, int pair)
 {
     static const int32_t ratios[] = {16, 8, 5, 4, 11, 3};
@@ -245,10 +245,11 @@ static void check_several_new(harness *h, int pair)
         s.out_layout = (row_layout)((i + 1) % 3);
         s.without_lse = i % 5 == 4;
         s.samples = 60;
-        s.requests = batch_of(6, LENGTHS(8, 1, 16, 0, 35, 3), LENGTHS(15 * 128 + 86, 300, 1000, 9, 130, 1));
+        s.requests = batch_of(8, LENGTHS(8, 1, 16, 0, 35, 3, 5, 2),
+                              LENGTHS(15 * 128 + 86, 300, 1000, 9, 130, 1, 60 * 128 + 3, 2000));
         s.requests.padding_rows = 2;
         s.requests.share_pages = i % 3 == 2;
-        s.requests.max_batch = 6;
+        s.requests.max_batch = 8;
         s.requests.max_total_q = 700;
         test(h, &s, "several-new", i);
     }

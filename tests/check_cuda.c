@@ -244,6 +244,14 @@ static void check_graphs(harness *h)
                            pair == 1 && !h->options.quick ? 1000 : replays);
                 test_end(h);
             }
+            /* Room for several new tokens a request: kernels that choose anew for each tile of them. */
+            if (decode && f->q == MSA_E4M3 &&
+                test_begin(h, "graph", "several-new/%s-%s", format_name(f->q), format_name(f->kv))) {
+                problem p = problem_new(h, false, true, f->q, f->kv, 0, MSA_STRATEGY_AUTO);
+                p.attention->desc.max_total_q = 700;
+                graph_test(h, p, replays);
+                test_end(h);
+            }
             if (decode || !prefill_has(h, f->q, f->kv, MSA_STRATEGY_PAGE_MAJOR) ||
                 !test_begin(h, "graph", "page-major/%s-%s", format_name(f->q), format_name(f->kv)))
                 continue;

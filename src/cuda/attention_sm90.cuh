@@ -147,10 +147,10 @@ static __device__ __forceinline__ void find_infinities(float (&s)[64])
 
 static __device__ __forceinline__ void hide_keys(float (&s)[64], const int (&keys)[2])
 {
-    int column = 2 * (threadIdx.x % 4);
+    int column = 2 * (threadIdx.x % 4), own[2] = {keys[0] - column, keys[1] - column};
 #pragma unroll
     for (int i = 0; i < 64; i++)
-        if (i / 4 * 8 + i % 2 + column >= keys[i / 2 % 2])
+        if (i / 4 * 8 + i % 2 >= own[i / 2 % 2])
             s[i] = -INFINITY;
 }
 

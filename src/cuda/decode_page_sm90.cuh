@@ -8,6 +8,7 @@
 
 #include "attention.cuh"
 #include "decode_sm90.cuh"
+#include "ring_sm90.cuh"
 #include "tensor_map.cuh"
 
 #include <math.h>
@@ -47,19 +48,19 @@ struct listed_page {
 };
 
 /* Of a group. One address finds all of it. */
-template <storage STORAGE, int GROUPS> struct alignas(1024) group_memory {
+template <storage STORAGE> struct alignas(1024) group_memory {
     static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 3;
     uint8_t ring[SLOTS][tile<STORAGE>::BYTES]; /* in the end, O of each warp */
     float max[2][ROWS][GROUP_WARPS],
         largest[GROUP_WARPS][ROWS]; /* of pages; each warp's own copy of the largest so far */
     float sum[GROUP_WARPS][ROWS], reference[ROWS];
-    listed_page pages[MSA_MAX_TOPK / GROUPS];
+    listed_page pages[MSA_MAX_TOPK];
     uint64_t full[SLOTS], given; /* barriers: of tiles; of the warps' maxima */
 };
 
 /* 4 blocks, or groups, fit an SM. */
 template <storage STORAGE, int GROUPS> struct memory {
-    group_memory<STORAGE, GROUPS> group[GROUPS];
+    group_memory<STORAGE> group[GROUPS];
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
     uint4 q[8][CUDA_WARP];  /* a operands, of a product each */
     int32_t count;          /* of the row */
@@ -70,6 +71,14 @@ template <storage STORAGE, int GROUPS> struct memory {
     float2 state[MOST_BLOCKS];
     float4 out[ROWS][MSA_HEAD_DIM / 4];
 };
+
+/* The thread's number, read anew each time: what follows from it would else take registers across pages. */
+static __device__ __forceinline__ uint32_t thread_now(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
 
 /* What a block works on. */
 struct work {
@@ -193,54 +202,71 @@ static __device__ inline void load_factors(const decode_job &d, int kv_head, flo
     }
 }
 
-/* One warp: the row's visible pages that the cache holds; each lane keeps its own if it is one of this block's. */
-template <storage STORAGE, int GROUPS>
-static __device__ inline void list_pages(const decode_job &d, const work &w, const cuda_page &page, int position,
-                                         memory<STORAGE, GROUPS> &m)
+/* One thread: page i of a group; its tiles are on their way if the ring has a place for them. */
+template <storage STORAGE>
+static __device__ inline void list_page(const decode_job &d, int kv_head, int physical, int keys, int i,
+                                        group_memory<STORAGE> &own)
 {
     using T = tile<STORAGE>;
-    int lane = threadIdx.x % CUDA_WARP;
-    bool there = page.logical >= 0 && page.physical >= 0 && page.physical < d.num_pages;
-    uint32_t mask = __ballot_sync(~0u, there);
-    if (page.logical >= 0 && !there)
-        atomicOr(d.error, MSA_ERROR_BIT_PAGE_ID);
-    if (lane == 0)
-        m.count = __popc(mask);
-    int part = __popc(mask & ((1u << lane) - 1)), block = part % d.clusters;
-    part /= d.clusters;
-    int group = part % GROUPS, i = part / GROUPS;
-    if (!there || block != w.rank)
-        return;
-    int keys = min(position + 1 - page.logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE);
-    group_memory<STORAGE, GROUPS> &own = m.group[group];
     if (d.bulk)
 #pragma unroll
         for (int half = 0; half < T::PER_PAGE; half++) {
             int n = 2 * (T::PER_PAGE * i + half);
             uint32_t to = shared_address(own.ring) + n * T::BYTES, full = shared_address(own.full) + n * 8;
             if (half * T::KEYS < keys && n < own.SLOTS)
-                copy_tile<STORAGE>(to, d.k, &d.k_map, w.kv_head, page.physical, half, full);
+                copy_tile<STORAGE>(to, d.k, &d.k_map, kv_head, physical, half, full);
             if (half * T::KEYS < keys && n + 1 < own.SLOTS)
-                copy_tile<STORAGE>(to + T::BYTES, d.v, &d.v_map, w.kv_head, page.physical, half, full + 8);
+                copy_tile<STORAGE>(to + T::BYTES, d.v, &d.v_map, kv_head, physical, half, full + 8);
         }
-    own.pages[i] = listed_page{page.physical, keys};
+    own.pages[i] = listed_page{physical, keys};
+}
+
+/* One warp, a lane a page of a row's list: those that there are and that the cache holds, a bit each. */
+static __device__ inline uint32_t held_pages(const decode_job &d, const cuda_page &page)
+{
+    bool there = page.logical >= 0 && page.physical >= 0 && page.physical < d.num_pages;
+    if (page.logical >= 0 && !there)
+        atomicOr(d.error, MSA_ERROR_BIT_PAGE_ID);
+    return __ballot_sync(~0u, there);
+}
+
+static __device__ inline int visible_keys(const cuda_page &page, int position)
+{
+    return min(position + 1 - page.logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE);
+}
+
+/* One warp: the row's visible pages that the cache holds; each lane keeps its own if it is one of this block's. */
+template <storage STORAGE, int GROUPS>
+static __device__ inline void list_pages(const decode_job &d, const work &w, const cuda_page &page, int position,
+                                         memory<STORAGE, GROUPS> &m)
+{
+    int lane = threadIdx.x % CUDA_WARP;
+    uint32_t mask = held_pages(d, page);
+    if (lane == 0)
+        m.count = __popc(mask);
+    int part = __popc(mask & ((1u << lane) - 1)), block = part % d.clusters;
+    part /= d.clusters;
+    int group = part % GROUPS, i = part / GROUPS;
+    if (mask >> lane & 1 && block == w.rank)
+        list_page(d, w.kv_head, page.physical, visible_keys(page, position), i, m.group[group]);
 }
 
 /* One warp: the queries as operands. */
-template <storage STORAGE, bool E4M3, int GROUPS>
-static __device__ inline void stage_queries(const decode_job &d, const work &w, int half, memory<STORAGE, GROUPS> &m)
+template <storage STORAGE, bool E4M3>
+static __device__ inline void stage_queries(const decode_job &d, int64_t row, int kv_head, int half,
+                                            uint4 (*q)[CUDA_WARP])
 {
-    int lane = threadIdx.x % CUDA_WARP;
+    int lane = thread_now() % CUDA_WARP;
     uint32_t pair[2][8];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int h = lane / 4 + 8 * r;
-        const char *row = d.q + w.row * d.q_row_stride + ((int64_t)w.kv_head * d.ratio + h) * d.q_head_stride;
-        load_query_half<STORAGE, E4M3>(h < d.ratio ? row : nullptr, half, pair[r]);
+        const char *head = d.q + row * d.q_row_stride + ((int64_t)kv_head * d.ratio + h) * d.q_head_stride;
+        load_query_half<STORAGE, E4M3>(h < d.ratio ? head : nullptr, half, pair[r]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        m.q[4 * half + i][lane] = make_uint4(pair[0][2 * i], pair[1][2 * i], pair[0][2 * i + 1], pair[1][2 * i + 1]);
+        q[4 * half + i][lane] = make_uint4(pair[0][2 * i], pair[1][2 * i], pair[0][2 * i + 1], pair[1][2 * i + 1]);
 }
 
 /* ------------------------------------------------------------------------------------------------ one page */
@@ -248,12 +274,12 @@ static __device__ inline void stage_queries(const decode_job &d, const work &w, 
 /* S of the warp's keys. Keys past the visible ones: -inf; a visible key's -inf, which only an infinite input or
  * overflow can make: NaN. */
 template <storage STORAGE, operand TYPE, int BLOCKS>
-static __device__ inline void score_keys(uint32_t k_tile, const tile_reader &r, uint32_t q, uint32_t table, int keys,
-                                         float (&s)[BLOCKS][4])
+static __device__ inline void score_keys(uint32_t k_tile, uint32_t place, uint32_t one, uint32_t q, uint32_t table,
+                                         int keys, uint32_t thread, float (&s)[BLOCKS][4])
 {
     using T = tile<STORAGE>;
-    int lane = threadIdx.x % CUDA_WARP, first = threadIdx.x / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS;
-    uint32_t at = k_tile + r.k, scale_at = k_tile + r.k_scale;
+    int lane = thread % CUDA_WARP, first = thread / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS;
+    uint32_t at = k_tile + place, scale_at = k_tile + SCALES + place / 8;
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++)
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
@@ -262,13 +288,13 @@ static __device__ inline void score_keys(uint32_t k_tile, const tile_reader &r, 
         uint32_t a[4][4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint4 x = load_shared_128(q + ((4 * half + i) * CUDA_WARP + lane) * 16);
+            uint4 x = load_shared_128(q + (4 * half + i) * CUDA_WARP * 16);
             a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
         }
 #pragma unroll
         for (int n = 0; n < BLOCKS; n++) {
             uint32_t b[8];
-            load_keys<STORAGE>(at, scale_at, table, r.one, n, half, b);
+            load_keys<STORAGE>(at, scale_at, table, one, n, half, b);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 mma_16x8x16<TYPE>(s[n], a[i], b[2 * i], b[2 * i + 1]);
@@ -291,9 +317,10 @@ static __device__ inline void score_keys(uint32_t k_tile, const tile_reader &r, 
 
 /* The maximum of each of the lane's rows over the warp's keys, for the other warps. */
 template <int BLOCKS>
-static __device__ inline void give_maximum(const float (&s)[BLOCKS][4], float (*part)[GROUP_WARPS], uint32_t given)
+static __device__ inline void give_maximum(const float (&s)[BLOCKS][4], float (*part)[GROUP_WARPS], uint32_t given,
+                                           uint32_t thread)
 {
-    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP % GROUP_WARPS;
+    int lane = thread % CUDA_WARP, warp = thread / CUDA_WARP % GROUP_WARPS;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float max = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
@@ -311,12 +338,13 @@ static __device__ inline void give_maximum(const float (&s)[BLOCKS][4], float (*
 }
 
 /* The page's maximum. Afterwards all warps have read the page's K, and the V of the page before. */
-static __device__ inline void take_maximum(const float (*part)[GROUP_WARPS], uint32_t given, int turn, float (&max)[2])
+static __device__ inline void take_maximum(const float (*part)[GROUP_WARPS], uint32_t given, int turn, uint32_t thread,
+                                           float (&max)[2])
 {
     barrier_wait(given, (uint32_t)turn);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float4 all = *(const float4 *)part[threadIdx.x % CUDA_WARP / 4 + 8 * r];
+        float4 all = *(const float4 *)part[thread % CUDA_WARP / 4 + 8 * r];
         max[r] = fmaxf(fmaxf(all.x, all.y), fmaxf(all.z, all.w));
     }
 }
@@ -324,9 +352,10 @@ static __device__ inline void take_maximum(const float (*part)[GROUP_WARPS], uin
 /* Moves the state to the page's reference; P of the page, rounded, as the a operands of PV. */
 template <operand TYPE, bool E4M3, int BLOCKS>
 static __device__ inline void page_probabilities(const float (&s)[BLOCKS][4], const float (&max)[2], float scale,
-                                                 float *largest, state &o, uint32_t (&p)[BLOCKS / 2][4])
+                                                 float *largest, uint32_t thread, state &o,
+                                                 uint32_t (&p)[BLOCKS / 2][4])
 {
-    int lane = threadIdx.x % CUDA_WARP;
+    int lane = thread % CUDA_WARP;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         constexpr float RANGE = TYPE == OPERAND_BF16 ? 0.0f : REFERENCE_RANGE;
@@ -358,50 +387,46 @@ static __device__ inline void page_probabilities(const float (&s)[BLOCKS][4], co
 
 /* Fetches tile n of a group, into this slot. By all threads of the group, or its first. What the address needs is found
  * each time: there are no registers to keep it in. */
-template <storage STORAGE, bool V, int GROUPS>
-static __device__ inline void fetch(const decode_job &d, group_memory<STORAGE, GROUPS> &m, int n, int slot)
+template <storage STORAGE, bool V>
+static __device__ inline void fetch(const decode_job &d, group_memory<STORAGE> &m, int n, int slot, uint32_t thread)
 {
     using T = tile<STORAGE>;
     int head = find_work(d).kv_head;
     int page = m.pages[n / 2 / T::PER_PAGE].physical, half = n / 2 % T::PER_PAGE;
     uint32_t to = shared_address(m.ring) + slot * T::BYTES, full = shared_address(m.full) + slot * 8;
     if (!d.bulk)
-        copy_tile_together<STORAGE>(to, V ? d.v : d.k, head, page, half, full);
-    else if (threadIdx.x % GROUP == 0)
+        copy_tile_together<STORAGE>(to, V ? d.v : d.k, head, page, half, full, thread);
+    else if (thread % GROUP == 0)
         copy_tile<STORAGE>(to, V ? d.v : d.k, V ? &d.v_map : &d.k_map, head, page, half, full);
 }
 
-/* The pages of a group. */
-template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS>
-static __device__ inline void attend_pages(const decode_job &d, const work &w, memory<STORAGE, GROUPS> &m, state &o)
+/* The `pages` first pages of a group, whose tiles are on their way from the ring's first place on. table: shared
+ * memory. thread and queries, which returns where the lane's first operand is, are functions: callers choose whether
+ * what follows from them may stay in registers. */
+template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS, typename THREAD, typename QUERIES>
+static __device__ inline void attend_pages(const decode_job &d, group_memory<STORAGE> &own, int pages, QUERIES queries,
+                                           uint32_t table, const float &scale, THREAD thread, state &o)
 {
     using T = tile<STORAGE>;
-    constexpr int SLOTS = group_memory<STORAGE, GROUPS>::SLOTS;
-    int group = group_of<GROUPS>();
-    group_memory<STORAGE, GROUPS> &own = m.group[group];
-    int parts = d.clusters * GROUPS, rest = m.count - (group * d.clusters + w.rank);
-    int pages = rest > 0 ? (rest - 1) / parts + 1 : 0, steps = pages * T::PER_PAGE;
+    constexpr int SLOTS = group_memory<STORAGE>::SLOTS;
+    int steps = pages * T::PER_PAGE;
     if (T::HALF && pages && own.pages[pages - 1].keys <= T::KEYS)
         steps--;
     if (!d.bulk)
         for (int n = 0; n < SLOTS && n < 2 * steps; n++)
             if (n % 2)
-                fetch<STORAGE, true>(d, own, n, n);
+                fetch<STORAGE, true>(d, own, n, n, thread());
             else
-                fetch<STORAGE, false>(d, own, n, n);
-    uint32_t ring = shared_address(own.ring), full = shared_address(own.full), q = shared_address(m.q);
-    uint32_t table = shared_address(m.table);
-    tile_reader reader = make_reader<STORAGE>(d.quad);
-    asm("mov.b32 %0, 0x3C003C00;" : "=r"(reader.one)); /* 1, 1: opaque, so that it stays a product */
+                fetch<STORAGE, false>(d, own, n, n, thread());
+    uint32_t ring = shared_address(own.ring), full = shared_address(own.full);
+    uint32_t one;
+    asm("mov.b32 %0, 0x3C003C00;" : "=r"(one)); /* 1, 1: opaque, so that it stays a product */
     uint32_t given = shared_address(&own.given);
-    int slot = 0, turn = 0;
+    ring_place<SLOTS> place = {0};
     auto next_tile = [&]() {
-        uint32_t at = ring + slot * T::BYTES;
-        barrier_wait(full + slot * 8, turn);
-        if (++slot == SLOTS) {
-            slot = 0;
-            turn ^= 1;
-        }
+        uint32_t at = ring + place.stage() * T::BYTES;
+        barrier_wait(full + place.stage() * 8, place.parity());
+        place.advance();
         return at;
     };
 #pragma unroll 1
@@ -409,33 +434,36 @@ static __device__ inline void attend_pages(const decode_job &d, const work &w, m
         int keys = own.pages[i / T::PER_PAGE].keys - i % T::PER_PAGE * T::KEYS;
         float s[T::BLOCKS][4], max[2];
         uint32_t p[T::BLOCKS / 2][4];
-        score_keys<STORAGE, TYPE>(next_tile(), reader, q, table, keys, s);
-        give_maximum(s, own.max[i % 2], given);
+        score_keys<STORAGE, TYPE>(next_tile(), place_of_keys<STORAGE>(thread()), one, queries(), table, keys, thread(),
+                                  s);
+        give_maximum(s, own.max[i % 2], given, thread());
         /* While the other warps' maxima are on their way: the first values. */
         uint32_t v_tile = next_tile();
         if (keys < T::KEYS)
-            clear_dead_values<STORAGE>(v_tile, keys, d.quad);
+            clear_dead_values<STORAGE>(v_tile, keys, d.quad, thread());
         raw_values<STORAGE> raw;
+        value_places places = places_of_values<STORAGE>(d.quad, thread());
         constexpr bool EARLY = T::HALF || (T::NVFP4 && GROUPS == 1); /* the others have no registers left */
         if (EARLY)
-            load_values(v_tile + reader.v, v_tile + reader.v_scale, table, 0, 0, raw);
-        take_maximum(own.max[i % 2], given, i % 2, max);
-        page_probabilities<TYPE, E4M3>(s, max, m.scale, own.largest[threadIdx.x / CUDA_WARP % GROUP_WARPS], o, p);
+            load_values(v_tile + places.data, v_tile + places.scale, table, 0, 0, raw);
+        take_maximum(own.max[i % 2], given, i % 2, thread(), max);
+        page_probabilities<TYPE, E4M3>(s, max, scale, own.largest[thread() / CUDA_WARP % GROUP_WARPS], thread(), o, p);
         /* The slots of this K and the V before are free. They get the next tiles in order: as SLOTS is odd, a K
          * first. */
         static_assert(SLOTS % 2);
+        int slot = (int)place.stage();
         if (i > 0 && 2 * i - 1 + SLOTS < 2 * steps)
-            fetch<STORAGE, false>(d, own, 2 * i - 1 + SLOTS, slot < 3 ? slot - 3 + SLOTS : slot - 3);
+            fetch<STORAGE, false>(d, own, 2 * i - 1 + SLOTS, slot < 3 ? slot - 3 + SLOTS : slot - 3, thread());
         if (2 * i + SLOTS < 2 * steps)
-            fetch<STORAGE, true>(d, own, 2 * i + SLOTS, slot < 2 ? slot - 2 + SLOTS : slot - 2);
+            fetch<STORAGE, true>(d, own, 2 * i + SLOTS, slot < 2 ? slot - 2 + SLOTS : slot - 2, thread());
         constexpr int PARTS = 16 / T::PART, LOADS = T::HALF ? PARTS : 1; /* of 16 keys */
 #pragma unroll
         for (int n = 0; n < T::BLOCKS / 2 * PARTS; n++) {
             int block = n / PARTS, part = n % PARTS;
             uint32_t low[T::PART], high[T::PART];
             if ((n > 0 || !EARLY) && part < LOADS)
-                load_values(v_tile + reader.v, v_tile + reader.v_scale, table, block, part, raw);
-            widen_part(raw, reader.one, part, low, high);
+                load_values(v_tile + places.data, v_tile + places.scale, table, block, part, raw);
+            widen_part(raw, one, part, low, high);
 #pragma unroll
             for (int e = 0; e < T::PART; e++)
                 mma_16x8x16<TYPE>(o.out[part * T::PART + e], p[block], low[e], high[e]);

@@ -6,18 +6,23 @@
  * A block takes a tile, up to 8 queries of 16 heads (more of fewer heads) of one request and KV head, and walks the
  * union of the pages that they selected, in ascending order. Two consumer warpgroups have 64 rows each, two loading
  * ones convert a page ahead (decode_shared_sm90.cuh). A warpgroup passes pages that none of its queries selected, a
- * warp leaves out their softmax. attention_sm90.cuh has the products and the softmax. A row's bits depend on nothing
- * but the row: rows that do not see a page are left alone by it.
+ * warp leaves out their softmax. attention_sm90.cuh has the products and the softmax. Rows that do not see a page are
+ * left alone by it.
  *
- *   shared memory   3 stages of 48 KB, 32 KB of queries, lists: 187 KB; a block an SM
- *   registers       consumers 160, loaders 96 (launch 128)
+ * A tile with one query, or whose queries share too little, takes its rows one by one as decode_sm90.cu does
+ * (decode_rows_sm90.cuh). Its lists decide that (load_lists), so that room for many tokens costs a step of few little,
+ * and a row's bits depend on its request alone.
+ *
+ *   shared memory   3 stages of 48 KB and 32 KB of queries, or 4 groups' tiles and queries; lists: 214 to 225 KB
+ *   registers       consumers 160, loaders 96 (launch 128, and so rows one by one)
  *
  * Floor: of a page and warpgroup 768 cycles of products; of a page 700 cycles of conversions, beside them.
- * Measured on an H200, 2026-11-29, as decode_sm90.cu: 32 requests with 8 new tokens each, 64/4 heads, 14 of 16 pages in
- * common, 61.4 us NVFP4, 55.2 E4M3 (2026-11-30); decode_sm90's kernel takes 121 for the former. A page takes the loaders 2700 cycles
- * and a warpgroup that sees it 2800, each waiting for its own results most of the time.
+ * Measured on an H200, 2026-11-30, as decode_sm90.cu, 64/4 heads, NVFP4 and E4M3: 32 requests with 8 new tokens each,
+ * 14 of 16 pages in common, 62.2 and 57.2 us (decode_sm90 for such plans: 121); no page but the last in common, 125 and
+ * 136 (shared: 197, 172); a step of one token each in a plan for 8: 23.3, 23.8 (in a plan for one: 21.5, 22.3). A page
+ * takes the loaders 2700 cycles and a warpgroup that sees it 2800, each waiting for its own results most of the time.
  */
-#include "decode_shared_sm90.cuh"
+#include "decode_rows_sm90.cuh"
 
 /* ------------------------------------------------------------------------------------------------ queries */
 
@@ -120,12 +125,12 @@ static __device__ __forceinline__ page_view look_at(const shared_memory<STORAGE>
 }
 
 template <storage STORAGE>
-static __device__ __forceinline__ void attend_pages(const shared_job &job, const cuda_tile &t, int64_t head,
+static __device__ __forceinline__ void attend_pages(const shared_job &job, const cuda_tile &t,
                                                     shared_memory<STORAGE> &m)
 {
     const decode_job &d = job.decode;
     int group = uniform(threadIdx.x / WARPGROUP), width = WARP_ROWS / d.ratio, queries = GROUP_WARPS * width;
-    stage_queries(d, t, head, group, m);
+    stage_queries(d, t, find_work(d).kv_head, group, m);
     uint32_t own = ((1u << queries) - 1) << group * queries; /* at most 16 */
     uint32_t q = matrix_low(shared_address(m.q[group]));
     row_state o;
@@ -144,14 +149,41 @@ static __device__ __forceinline__ void attend_pages(const shared_job &job, const
                 [&] { return stage + types::K_BYTES / 16; }, [] {});
         }
         __syncwarp();
-        if (threadIdx.x % CUDA_WARP == 0)
+        if (thread_now() % CUDA_WARP == 0)
             barrier_arrive(shared_address(&m.empty[at.stage]));
         advance(at);
     }
-    write_results(job, t, head, group, m.scale, m.out_scale, o);
+    write_results(job, m.tile, find_work(d).kv_head, thread_now() / WARPGROUP, m.scale, m.out_scale, o);
 }
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
+
+/* The tile's lists to shared memory. Whether its queries share enough: rows that are taken one by one cost by their
+ * lists, shared ones by the union, a page of which costs as much as 1.9 (NVFP4) or 2.4 pages of rows. Pages are counted
+ * modulo SEEN_BITS. The lists of the tile decide, and nothing else. */
+template <storage STORAGE>
+static __device__ __forceinline__ bool load_lists(const decode_job &d, const cuda_tile &t, int head,
+                                                  shared_memory<STORAGE> &m)
+{
+    const cuda_page *lists = d.pages + ((int64_t)(head / d.kv_heads_a_list) * d.total_q + t.first_row) * d.topk;
+    int entries = t.num_rows * d.topk, selected = 0, pages = 0;
+    for (int base = 0; base < entries; base += CONSUMERS * WARPGROUP + LOADERS) {
+        int i = base + (int)threadIdx.x;
+        cuda_page page = {-1, -1};
+        if (i < entries) {
+            page = lists[i];
+            m.lists[i / d.topk][i % d.topk] = page;
+        }
+        bool listed = page.logical >= 0, first = false;
+        if (listed) {
+            uint32_t bit = 1u << page.logical % 32;
+            first = !(atomicOr(&m.seen[page.logical / 32 % (SEEN_BITS / 32)], bit) & bit);
+        }
+        selected += __syncthreads_count(listed);
+        pages += __syncthreads_count(first);
+    }
+    return 10 * selected > (tile<STORAGE>::NVFP4 ? 19 : 24) * pages;
+}
 
 template <storage STORAGE>
 static __global__ void __launch_bounds__(CONSUMERS *WARPGROUP + LOADERS, 1)
@@ -170,25 +202,28 @@ static __global__ void __launch_bounds__(CONSUMERS *WARPGROUP + LOADERS, 1)
     if (tile<STORAGE>::NVFP4)
         for (int i = threadIdx.x; i < 256; i += blockDim.x)
             m.table[i] = scaled_magnitudes((uint32_t)i);
+    if (threadIdx.x < SEEN_BITS / 32)
+        m.seen[threadIdx.x] = 0;
+    __syncthreads();
     grid_wait(); /* what this launch reads and writes, the one ahead of it may still write and read */
     cuda_tile t = job.tiles[blockIdx.x];
     int head = blockIdx.y;
     grid_release();
     if (t.num_rows == 0)
         return;
-    const cuda_page *lists = d.pages + ((int64_t)(head / d.kv_heads_a_list) * d.total_q + t.first_row) * d.topk;
-    for (int i = threadIdx.x; i < t.num_rows * d.topk; i += blockDim.x)
-        m.lists[i / d.topk][i % d.topk] = lists[i];
     if (threadIdx.x < WARP_ROWS) {
         int query = query_of_row(d.ratio, threadIdx.x);
         m.query[threadIdx.x] = (uint8_t)(query < 0 ? WARP_ROWS - 1 : query);
     }
     if (threadIdx.x < CUDA_WARP)
         load_factors(d, head, m.scale, m.out_scale);
-    __syncthreads();
-    if (uniform(threadIdx.x / WARPGROUP) < CONSUMERS) {
+    if (threadIdx.x == 0)
+        m.tile = t;
+    if (!load_lists(d, t, head, m)) {
+        attend_rows(d, m);
+    } else if (uniform(threadIdx.x / WARPGROUP) < CONSUMERS) {
         more_registers<160>();
-        attend_pages(job, t, head, m);
+        attend_pages(job, t, m);
     } else {
         fewer_registers<96>();
         load_pages(d, t, head, m);

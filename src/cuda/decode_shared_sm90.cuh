@@ -11,7 +11,7 @@
 #define MSA_CUDA_DECODE_SHARED_SM90_CUH
 
 #include "attention_sm90.cuh"
-#include "decode_page_sm90.cuh"
+#include "decode_merge_sm90.cuh"
 
 using types = exact_types;
 
@@ -23,6 +23,9 @@ enum {
     STAGE_BYTES = types::K_BYTES + types::V_BYTES,
     TILE_WARPS = CONSUMERS * GROUP_WARPS,
     LEAST_RATIO = 4,
+    LOG2_GROUPS = 2,
+    ROW_GROUPS = 1 << LOG2_GROUPS, /* of four warps, where rows are taken one by one */
+    SEEN_BITS = 4096,
     MOST_QUERIES = TILE_WARPS * (int)WARP_ROWS / LEAST_RATIO /* of a tile: a lane each */
 };
 static_assert((int)MOST_QUERIES <= (int)CUDA_WARP);
@@ -39,14 +42,28 @@ struct shared_page {
     int32_t logical, physical;
 };
 
+/* Of a tile whose rows are taken one by one. */
+template <storage STORAGE> struct rows_memory {
+    group_memory<STORAGE> group[ROW_GROUPS];
+    uint4 q[ROW_GROUPS][8][CUDA_WARP];            /* a operands of a team's row, its first group's */
+    int32_t query[ROW_GROUPS], pages[ROW_GROUPS]; /* a group's row, and how many of its pages are the group's */
+};
+
 template <storage STORAGE> struct shared_memory {
-    uint8_t stage[STAGES][STAGE_BYTES];
-    uint8_t q[CONSUMERS][types::Q_BYTES];
+    union {
+        struct {
+            uint8_t stage[STAGES][STAGE_BYTES];
+            uint8_t q[CONSUMERS][types::Q_BYTES];
+        };
+        rows_memory<STORAGE> rows;
+    };
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
     cuda_page lists[MOST_QUERIES][MSA_MAX_TOPK];
+    cuda_tile tile;
     stage_info info[STAGES];
     uint64_t full[STAGES], empty[STAGES];
-    uint8_t query[WARP_ROWS]; /* of a row of a warp; WARP_ROWS - 1: none */
+    uint32_t seen[SEEN_BITS / 32]; /* pages of the lists, a bit each */
+    uint8_t query[WARP_ROWS];      /* of a row of a warp; WARP_ROWS - 1: none */
     float scale, out_scale;
 };
 
@@ -124,12 +141,9 @@ template <storage STORAGE> struct raw_page {
     uint8_t v_scale[tile<STORAGE>::NVFP4 ? 4 : 1];
 };
 
-/* The loading thread's number, read anew each time: what follows from it would else take registers across pages. */
 static __device__ __forceinline__ int loading_thread(void)
 {
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return (int)(x % LOADERS);
+    return (int)(thread_now() % LOADERS);
 }
 
 /* The order in which stores of a warp meet no bank twice, or only twice, comes from these: which half of what it has a

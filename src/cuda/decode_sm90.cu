@@ -16,84 +16,15 @@
  *
  * Floor: the bytes of the visible pages at 4.69 TB/s; with NVFP4 also 13 ALU operations for 8 elements of K and 28 for
  * 16 of V, a turn of two cycles each: 900 of the 1670 cycles that a page takes an SM.
- * Measured on an H200, 2026-11-29, us a call in a chain of calls in one graph, cold inputs, context 32K, 16 pages, 64/4
- * heads: batch 128 NVFP4 67, E4M3 73, BF16 138 (48, 78, 83 % of the floor's rate); batch 32 21.8, 22.4, 38.2; batch 8
- * 10.8, 10.4, 14.7; batch 1 with 16/1 heads 5.2, 4.5, 5.4. There a third of the time is code that runs once a launch
+ * Measured on an H200, 2026-11-30, us a call in a chain of calls in one graph, cold inputs, context 32K, 16 pages, 64/4
+ * heads: batch 128 NVFP4 67, E4M3 74, BF16 138 (48, 78, 83 % of the floor's rate); batch 32 21.5, 22.3, 38.2; batch 8
+ * 10.7, 10.2, 14.6; batch 1 with 16/1 heads 5.0, 4.4, 5.4. There a third of the time is code that runs once a launch
  * and waits for its instructions: loops that were unrolled took 1 us more.
  * A launch may start while the one ahead of it drains; it waits for that before it reads or writes anything.
  */
-#include "decode_page_sm90.cuh"
+#include "decode_merge_sm90.cuh"
 
-/* ------------------------------------------------------------------------------------------------ merging */
-
-/* Where four elements of a warp's O lie in its part: rows of 32 chunks of 16 bytes, permuted so that neither the
- * writers nor the readers meet in a bank. */
-static __device__ inline int chunk_place(int row, int quad, int j)
-{
-    return row * (MSA_HEAD_DIM / 4) + 8 * quad + (j ^ (2 * quad + row % 2));
-}
-
-/* The chunk of d that lies at place `place` of a row. */
-static __device__ inline int chunk_at(int row, int place)
-{
-    return place / 8 * 8 + (place % 8 ^ (2 * (place / 8) + row % 2));
-}
-
-static __device__ inline void write_part(const state &o, float4 *part)
-{
-    int lane = threadIdx.x % CUDA_WARP, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int j = 0; j < 8; j++) { /* elements 32t + 4j and the next three */
-            int n = 4 * (j % 4), i = 2 * r + j / 4;
-            part[chunk_place(g + 8 * r, t, j)] =
-                make_float4(o.out[n][i], o.out[n + 1][i], o.out[n + 2][i], o.out[n + 3][i]);
-        }
-}
-
-/* Of a head: four elements, and the sum, relative to the reference. */
-struct merged {
-    float4 out;
-    float reference, sum;
-};
-
-/* The factor that moves a state to another reference; one that saw nothing, -inf, stays 0. */
-static __device__ inline float move_reference(float from, float to, float scale)
-{
-    return from == to ? 1.0f : exp2_approx((from - to) * scale);
-}
-
-static __device__ inline void add_weighted(merged &x, float weight, float4 out, float sum)
-{
-    x.out.x = fmaf(weight, out.x, x.out.x);
-    x.out.y = fmaf(weight, out.y, x.out.y);
-    x.out.z = fmaf(weight, out.z, x.out.z);
-    x.out.w = fmaf(weight, out.w, x.out.w);
-    x.sum = fmaf(weight, sum, x.sum);
-}
-
-/* One warp, a lane a chunk: row `row` over the block's groups and warps. */
-template <storage STORAGE, int GROUPS>
-static __device__ inline merged merge_groups(const memory<STORAGE, GROUPS> &m, int row, float scale)
-{
-    int lane = threadIdx.x % CUDA_WARP;
-    merged x = {make_float4(0, 0, 0, 0), m.group[0].reference[row], 0};
-#pragma unroll
-    for (int group = 1; group < GROUPS; group++)
-        x.reference = fmaxf(x.reference, m.group[group].reference[row]);
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        float weight = GROUPS == 1 ? 1.0f : move_reference(m.group[group].reference[row], x.reference, scale);
-#pragma unroll
-        for (int warp = 0; warp < GROUP_WARPS; warp++)
-            add_weighted(x, weight,
-                         *((const float4 *)((const char *)m.group[group].ring + warp * PART_BYTES) +
-                           row * (MSA_HEAD_DIM / 4) + lane),
-                         m.group[group].sum[warp][row]);
-    }
-    return x;
-}
+/* ------------------------------------------------------------------------------------------------ the kernel */
 
 /* One warp, a lane a chunk: a row over the blocks of a cluster, whose weights a lane each finds. */
 template <storage STORAGE, int GROUPS>
@@ -112,27 +43,6 @@ static __device__ inline merged merge_blocks(const memory<STORAGE, GROUPS> &m, i
         add_weighted(x, __shfl_sync(~0u, weight, b), m.out[b * rows + row][lane], __shfl_sync(~0u, state.y, b));
     return x;
 }
-
-/* Elements d ... d + 3 of head `head` of the work's 16. */
-template <bool E4M3>
-static __device__ inline void write_result(const decode_job &job, const work &w, int head, int d, const merged &x,
-                                           float scale, float out_scale)
-{
-    if (head >= job.ratio)
-        return;
-    int64_t index = (int64_t)w.kv_head * job.ratio + head;
-    float factor = x.sum == 0 ? 0.0f : out_scale / x.sum; /* 0: the row saw nothing */
-    float a = finish(x.out.x, factor), b = finish(x.out.y, factor), c = finish(x.out.z, factor),
-          e = finish(x.out.w, factor);
-    *(uint2 *)(job.out + w.row * job.out_row_stride + index * job.out_head_stride + 2 * d) =
-        job.bf16_out ? make_uint2(pack_pair<OPERAND_BF16>(a, b), pack_pair<OPERAND_BF16>(c, e))
-                     : make_uint2(pack_pair<OPERAND_F16>(a, b), pack_pair<OPERAND_F16>(c, e));
-    if (job.lse && d == 0)
-        *(float *)(job.lse + w.row * job.lse_row_stride + index * job.lse_head_stride) =
-            x.sum == 0 ? -INFINITY : x.reference * scale * 0.693147181f + logf(x.sum / (E4M3 ? 448.0f : 1.0f));
-}
-
-/* ------------------------------------------------------------------------------------------------ the kernel */
 
 template <storage STORAGE, operand TYPE, bool E4M3, int GROUPS>
 static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const __grid_constant__ decode_job d)
@@ -186,28 +96,22 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     if (warp == 0)
         list_pages<STORAGE, GROUPS>(d, w, page, where.position, m);
     else if (warp <= 2)
-        stage_queries<STORAGE, E4M3, GROUPS>(d, w, warp - 1, m);
+        stage_queries<STORAGE, E4M3>(d, w.row, w.kv_head, warp - 1, m.q);
     grid_release();
     for (int i = threadIdx.x; i < GROUPS * GROUP_WARPS * ROWS; i += GROUPS * GROUP)
         m.group[i / (GROUP_WARPS * ROWS)].largest[0][i % (GROUP_WARPS * ROWS)] = -INFINITY;
     __syncthreads();
     state o = {};
     o.reference[0] = o.reference[1] = -INFINITY;
-    attend_pages<STORAGE, TYPE, E4M3, GROUPS>(d, w, m, o);
+    int group = group_of<GROUPS>(), parts = d.clusters * GROUPS, rest = m.count - (group * d.clusters + w.rank);
+    attend_pages<STORAGE, TYPE, E4M3, GROUPS>(
+        d, m.group[group], rest > 0 ? (rest - 1) / parts + 1 : 0,
+        [&] { return shared_address(&m.q[0][threadIdx.x % CUDA_WARP]); }, shared_address(m.table), m.scale,
+        [] { return threadIdx.x; }, o);
 
     w = find_work(d);
-    int group = group_of<GROUPS>(), part = threadIdx.x / CUDA_WARP % GROUP_WARPS;
     sync_group<GROUPS>(); /* all have read their last tiles */
-    write_part(o, (float4 *)((char *)m.group[group].ring + part * PART_BYTES));
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = o.sum[r] + __shfl_xor_sync(~0u, o.sum[r], 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane % 4 == 0) {
-            m.group[group].sum[part][lane / 4 + 8 * r] = sum;
-            m.group[group].reference[lane / 4 + 8 * r] = o.reference[r]; /* the same of all warps */
-        }
-    }
+    give_state(o, m.group[group_of<GROUPS>()]);
     if (d.clusters > 1)
         cluster_wait(); /* all blocks have started */
     __syncthreads();
@@ -216,13 +120,14 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     if (d.clusters == 1) {
 #pragma unroll 1
         for (int row = warp; row < d.ratio; row += WARPS)
-            write_result<E4M3>(d, w, row, 4 * chunk_at(row, lane), merge_groups(m, row, m.scale), m.scale, m.out_scale);
+            write_result<E4M3>(d, w.row, w.kv_head, row, 4 * chunk_at(row, lane),
+                               merge_groups(m.group, GROUPS, row, m.scale), m.scale, m.out_scale);
         return;
     }
     int rows = ROWS / d.clusters; /* that a block owns */
 #pragma unroll 1
     for (int row = warp; row < ROWS; row += WARPS) {
-        merged x = merge_groups(m, row, m.scale);
+        merged x = merge_groups(m.group, GROUPS, row, m.scale);
         int owner = row / rows, place = w.rank * rows + row % rows;
         uint32_t barrier = cluster_address(shared_address(&m.merged), owner);
         store_async(cluster_address(shared_address(&m.out[place][chunk_at(row, lane)]), owner), x.out, barrier);
@@ -233,8 +138,8 @@ static __global__ void __launch_bounds__(GROUPS *GROUP, 4 / GROUPS) attend(const
     barrier_wait(shared_address(&m.merged), 0);
 #pragma unroll 1
     for (int row = warp; row < rows; row += WARPS)
-        write_result<E4M3>(d, w, w.rank * rows + row, 4 * lane, merge_blocks(m, d.clusters, row, m.scale), m.scale,
-                           m.out_scale);
+        write_result<E4M3>(d, w.row, w.kv_head, w.rank * rows + row, 4 * lane,
+                           merge_blocks(m, d.clusters, row, m.scale), m.scale, m.out_scale);
 }
 
 /* ------------------------------------------------------------------------------------------------ the plan */

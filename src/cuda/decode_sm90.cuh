@@ -71,22 +71,23 @@ static __device__ inline void copy_tile(uint32_t to, const tile_source &from, co
 /* By a group's threads, each of which arrives at the barrier. */
 template <storage STORAGE>
 static __device__ inline void copy_tile_together(uint32_t to, const tile_source &from, int head, int page, int part,
-                                                 uint32_t barrier)
+                                                 uint32_t barrier, uint32_t thread)
 {
     using T = tile<STORAGE>;
     constexpr int IN_ROW = T::NVFP4 ? 4 : T::HALF ? 16 : 8;
-    int thread = threadIdx.x % GROUP, chunk = thread % IN_ROW;
+    int of_group = (int)(thread % GROUP), chunk = of_group % IN_ROW;
     const uint8_t *data =
         from.data + page * from.page_stride + head * from.head_stride + part * T::KEYS * from.token_stride;
 #pragma unroll 1
-    for (int key = thread / IN_ROW; key < T::KEYS; key += GROUP / IN_ROW) {
+    for (int key = of_group / IN_ROW; key < T::KEYS; key += GROUP / IN_ROW) {
         int place =
             T::NVFP4 ? key * 64 + chunk * 16 : chunk / 8 * (T::BYTES / 2) + key * 128 + ((chunk % 8 ^ key % 8) << 4);
         copy_async_16(to + place, data + key * from.token_stride + chunk * 16);
     }
     if (T::NVFP4)
-        copy_async_8(to + SCALES + thread * 8, from.scale + page * from.scale_page_stride +
-                                                   head * from.scale_head_stride + thread * from.scale_token_stride);
+        copy_async_8(to + SCALES + of_group * 8, from.scale + page * from.scale_page_stride +
+                                                     head * from.scale_head_stride +
+                                                     of_group * from.scale_token_stride);
     copy_async_arrive(barrier);
 }
 
@@ -198,29 +199,13 @@ static __device__ inline void load_query_half(const char *row, int half, uint32_
 
 /* ------------------------------------------------------------------------------------------------ K */
 
-/* Where a lane reads in a tile; all else is a constant. */
-struct tile_reader {
-    uint32_t k, k_scale, v, v_scale, one;
-};
-
-template <storage STORAGE> static __device__ inline tile_reader make_reader(bool quad)
+/* Where in a tile a lane reads its first key; its scales are at SCALES + place / 8. All else is a constant. */
+template <storage STORAGE> static __device__ inline uint32_t place_of_keys(uint32_t thread)
 {
     using T = tile<STORAGE>;
-    int lane = threadIdx.x % CUDA_WARP, g = lane / 4, t = lane % 4;
-    int first = threadIdx.x / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS, k = first + T::key(g / 2, g % 2), v = first + t;
-    tile_reader r = {};
-    if (T::NVFP4) {
-        r.k = (uint32_t)(k * 64 + t * 16);
-        r.k_scale = (uint32_t)(SCALES + k * 8 + 2 * t);
-        r.v = (uint32_t)(v * 64 + g * 8);
-        r.v_scale = (uint32_t)(SCALES + first * 8 + t * (quad ? 1 : 8) + g * (quad ? 4 : 1));
-    } else {
-        r.k = (uint32_t)(k * 128 + ((2 * t ^ g) << 4)); /* k % 8 is g */
-        v = first + 2 * t;
-        r.v =
-            (uint32_t)(v * 128 + (T::HALF ? g / 4 * (T::BYTES / 2) + ((2 * (g % 4) ^ 2 * t) << 4) : (g ^ 2 * t) << 4));
-    }
-    return r;
+    int lane = thread % CUDA_WARP, g = lane / 4, t = lane % 4;
+    int key = thread / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS + T::key(g / 2, g % 2);
+    return (uint32_t)(T::NVFP4 ? key * 64 + t * 16 : key * 128 + ((2 * t ^ g) << 4)); /* key % 8 is g */
 }
 
 /* Half of d of eight keys, block n of the warp's, as the products' b operands. */
@@ -249,6 +234,24 @@ static __device__ inline void load_keys(uint32_t at, uint32_t scale_at, uint32_t
 }
 
 /* ------------------------------------------------------------------------------------------------ V */
+
+/* Where in a tile a lane reads its first value, and the scale. */
+struct value_places {
+    uint32_t data, scale;
+};
+
+template <storage STORAGE> static __device__ inline value_places places_of_values(bool quad, uint32_t thread)
+{
+    using T = tile<STORAGE>;
+    int lane = thread % CUDA_WARP, g = lane / 4, t = lane % 4;
+    int first = thread / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS, key = first + (T::NVFP4 ? t : 2 * t);
+    if (T::NVFP4)
+        return value_places{(uint32_t)(key * 64 + g * 8),
+                            (uint32_t)(SCALES + first * 8 + (quad ? t + 4 * g : 8 * t + g))};
+    return value_places{
+        (uint32_t)(key * 128 + (T::HALF ? g / 4 * (T::BYTES / 2) + ((2 * (g % 4) ^ 2 * t) << 4) : (g ^ 2 * t) << 4)),
+        0};
+}
 
 /* 16 of the warp's keys, from 16 * block on, as they lie in the tile. 16-bit: elements 8 * part .. 8 * part + 7 of the
  * lane's 16. */
@@ -307,10 +310,11 @@ static __device__ inline void widen_part(const raw_values<STORAGE> &raw, uint32_
 }
 
 /* Keys of the warp from `keys` of the tile on may hold NaN, and 0 * NaN would reach a result. */
-template <storage STORAGE> static __device__ inline void clear_dead_values(uint32_t v_tile, int keys, bool quad)
+template <storage STORAGE>
+static __device__ inline void clear_dead_values(uint32_t v_tile, int keys, bool quad, uint32_t thread)
 {
     using T = tile<STORAGE>;
-    int lane = threadIdx.x % CUDA_WARP, first = threadIdx.x / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS;
+    int lane = thread % CUDA_WARP, first = thread / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS;
     if constexpr (T::NVFP4) {   /* a zero scale makes a zero of every code */
         int key = first + lane; /* 32 keys, a lane each */
         for (int block = 0; key >= keys && block < 8; block++)

@@ -25,6 +25,12 @@ static __device__ inline void barrier_init(uint32_t barrier, int arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+/* Its memory may then be another barrier's. */
+static __device__ inline void barrier_end(uint32_t barrier)
+{
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /* Makes barriers that this thread set up known to copies that count on them. */
 static __device__ inline void fence_barriers(void)
 {

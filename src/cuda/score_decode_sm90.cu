@@ -373,7 +373,7 @@ template <storage STORAGE, bool FAST> struct fetcher {
             else if (d.bulk)
                 copy_tile<STORAGE>(to, d.k, &d.map, 0, physical, half, barrier);
             else
-                copy_tile_together<STORAGE>(to, d.k, 0, physical, half, barrier);
+                copy_tile_together<STORAGE>(to, d.k, 0, physical, half, barrier, threadIdx.x);
         }
         __syncwarp();
         if (++half < T::PER_PAGE)
