@@ -218,26 +218,26 @@ INLINE __m512 softmax_awake(float *scores, int keys, __m512 max, const struct ex
 }
 
 /* fresh: the page is not converted yet. */
-static void attend_one(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visit, bool fresh)
+static void attend_one(struct cpu_tile *tile, const struct cpu_page *page, struct cpu_ahead *ahead,
+                       const struct cpu_visit *visit, bool fresh)
 {
     float *scores = tile->scratch;
     const uint32_t *q = (const uint32_t *)tile->q + visit->unit * UNIT;
-    struct cpu_ahead ahead = page->ahead;
-    one_scores(page, &ahead, q, visit->keys, scores, fresh);
+    one_scores(page, ahead, q, visit->keys, scores, fresh);
     struct extremes e;
     clear_extremes(&e);
     add_extremes(&e, scores, visit->keys);
     __m512 max = largest(&e), sum;
     const struct exp2_scale scale = tile->scale;
     if (tile->rounding == ROUND_E4M3)
-        sum = softmax_awake(scores, visit->keys, max, &scale, &ahead, ROUND_E4M3);
+        sum = softmax_awake(scores, visit->keys, max, &scale, ahead, ROUND_E4M3);
     else
-        sum = softmax_awake(scores, visit->keys, max, &scale, &ahead, ROUND_BF16);
+        sum = softmax_awake(scores, visit->keys, max, &scale, ahead, ROUND_BF16);
     struct weights weights = merge_state(tile, visit, max, smallest(&e), sum);
     uint32_t *p = (uint32_t *)scores;
     int pairs = (visit->keys + 1) / 2, end = (visit->keys + ROUND - 1) / ROUND * ROUND / 2;
     memset(p + pairs * UNIT_LANES, 0, (size_t)(end - pairs) * UNIT_LANES * sizeof *p);
-    one_output(tile, page, &ahead, visit, p, &weights, fresh);
+    one_output(tile, page, ahead, visit, p, &weights, fresh);
 }
 
 /* ------------------------------------------------------------------------------------------------ pairs of visits */
@@ -366,10 +366,9 @@ INLINE void overlap(struct cpu_tile *tile, const struct round *now, const struct
 }
 
 /* While a pair is in softmax, the next one's scores and the last one's output are multiplied. */
-INLINE void attend_pairs(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *const *visits,
-                         int pairs, const enum cpu_rounding rounding)
+INLINE void attend_pairs(struct cpu_tile *tile, const struct cpu_page *page, struct cpu_ahead *ahead,
+                         const struct cpu_visit *const *visits, int pairs, const enum cpu_rounding rounding)
 {
-    struct cpu_ahead ahead = page->ahead;
     struct pair ring[4]; /* a pair's last results are merged when the third after it begins */
     float *sums = (float *)tile->scratch + 6 * SCORES;
     struct round last = {.kind = NO_ROUND};
@@ -391,7 +390,7 @@ INLINE void attend_pairs(struct cpu_tile *tile, const struct cpu_page *page, con
                 now = output_round(page, done, (slot - 4) * ROUND, sums);
             if (now.kind == NO_ROUND && last.kind == NO_ROUND && !soft)
                 continue;
-            overlap(tile, &now, &last, soft, slot / 4, slot % 4 * ROUND, &ahead, rounding);
+            overlap(tile, &now, &last, soft, slot / 4, slot % 4 * ROUND, ahead, rounding);
             last = now;
         }
     }
@@ -401,6 +400,7 @@ INLINE void attend_pairs(struct cpu_tile *tile, const struct cpu_page *page, con
 void attention_amx(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visits, int num_visits)
 {
     const struct cpu_visit *whole[TILE_UNITS];
+    struct cpu_ahead ahead = page->ahead; /* fetched once, whoever finds the time */
     int num_whole = 0;
     for (int slice = 0; num_visits > 1 && slice < NUM_SLICES; slice++) {
         convert_k(page, slice);
@@ -410,12 +410,12 @@ void attention_amx(struct cpu_tile *tile, const struct cpu_page *page, const str
         if (visits[i].keys == 128 && num_whole < TILE_UNITS)
             whole[num_whole++] = &visits[i];
         else
-            attend_one(tile, page, &visits[i], num_visits == 1);
+            attend_one(tile, page, &ahead, &visits[i], num_visits == 1);
     }
     if (num_whole > 1 && tile->rounding == ROUND_E4M3)
-        attend_pairs(tile, page, whole, num_whole / 2, ROUND_E4M3);
+        attend_pairs(tile, page, &ahead, whole, num_whole / 2, ROUND_E4M3);
     else if (num_whole > 1)
-        attend_pairs(tile, page, whole, num_whole / 2, ROUND_BF16);
+        attend_pairs(tile, page, &ahead, whole, num_whole / 2, ROUND_BF16);
     if (num_whole % 2)
-        attend_one(tile, page, whole[num_whole - 1], num_visits == 1);
+        attend_one(tile, page, &ahead, whole[num_whole - 1], num_visits == 1);
 }

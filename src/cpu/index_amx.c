@@ -34,12 +34,12 @@ INLINE __m512 block_max(const float *sums, __m512 max)
     return max;
 }
 
+/* Rows are less than 2^27 floats apart. (clang makes 16 branches of a loop over the lanes, and 4 % more time.) */
 INLINE void write_scores(__m512 max, int num_rows, float *scores, int64_t row_stride)
 {
-    float best[UNIT_LANES];
-    _mm512_storeu_ps(best, max);
-    for (int r = 0; r < UNIT_LANES && r < num_rows; r++)
-        scores[r * row_stride] = best[r];
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __mmask16 rows = num_rows < UNIT_LANES ? (__mmask16)((1 << num_rows) - 1) : 0xFFFF;
+    _mm512_mask_i32scatter_ps(scores, rows, _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)row_stride)), max, 4);
 }
 
 /* With the four tiles' keys. */
