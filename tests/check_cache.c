@@ -302,6 +302,7 @@ void check_cache_write(harness *h)
         {.src = MSA_FP16, .kv = MSA_NVFP4, .index_k = MSA_E4M3, .layout = CACHE_SLOTS, .quad = true, .heads = 17},
         {.src = MSA_F32, .kv = MSA_E4M3, .index_k = MSA_BF16, .layout = CACHE_TOKEN_MAJOR, .heads = 20},
         {.src = MSA_BF16, .kv = MSA_E4M3, .index_k = MSA_E4M3, .scaled = true, .rows = ROWS_GAPS, .heads = 9},
+        {.src = MSA_BF16, .kv = MSA_NVFP4, .index_k = MSA_E4M3, .heads = 37},
     };
     for (int i = 0; i < (int)(sizeof many_heads / sizeof *many_heads); i++)
         if (test_begin(h, "cache_write", "many-heads/%d", many_heads[i].heads)) {

@@ -3,13 +3,13 @@
  * cache.c - cache write on the CPU: new tokens' K, V and index-K into their pages, in the cache's format.
  *
  * A work item is some heads of one tensor over all tokens in order, so that of two tokens with one slot the later wins
- * whatever the thread count. Heads that lie together and share a factor are quantised by one call, GROUP at a time, and
- * then copied to their pages: the kernels like long rows.
+ * whatever the thread count. Heads that lie together and share a factor, and tokens that follow each other without a gap, are
+ * quantised by one call, GROUP rows at a time, and then copied to their pages: the kernels like long rows.
  */
 #include "../number.h"
 #include "cpu.h"
 
-enum { GROUP = 8 };
+enum { GROUP = 32 };
 
 /* One tensor of the cache, with its source. */
 struct destination {
@@ -78,9 +78,14 @@ static void write_scales(const struct destination *to, int32_t head, int64_t slo
         scale[token / 4 * 32 + g * 4 + token % 4] = scales[g];
 }
 
-/* `heads` heads of one token, which lie together and share a factor. */
-static void quantise_heads(const struct cache_call *call, const struct destination *to, int32_t first, int32_t heads,
-                           const uint8_t *source, int64_t slot)
+static bool is_slot(const struct cache_call *call, int64_t slot)
+{
+    return slot >= 0 && slot / MSA_PAGE_SIZE < call->args->num_pages;
+}
+
+/* Rows that lie together and share a factor: `heads` heads of each of some tokens. */
+static void quantise_rows(const struct cache_call *call, const struct destination *to, int32_t first, int32_t heads,
+                          const uint8_t *source, const int64_t *slots, int64_t tokens)
 {
     uint8_t codes[GROUP * MSA_HEAD_DIM], scales[GROUP * MSA_HEAD_DIM / 16];
     enum cpu_source kind = cpu_source_of(call->args->src_dtype);
@@ -88,26 +93,32 @@ static void quantise_heads(const struct cache_call *call, const struct destinati
     cpu_quantise_fn *quantise =
         to->dtype == MSA_E4M3 ? call->kernels->quantise_e4m3[kind] : call->kernels->quantise_nvfp4[kind];
     size_t row_bytes = dtype_row_bytes(to->dtype, MSA_HEAD_DIM);
-    quantise(source, heads * MSA_HEAD_DIM, factor, codes, scales);
-    for (int32_t i = 0; i < heads; i++) {
-        copy_row(row_at(to, first + i, slot), codes + (size_t)i * row_bytes, to->dtype);
-        if (to->dtype == MSA_NVFP4)
-            write_scales(to, first + i, slot, scales + 8 * i);
+    quantise(source, tokens * heads * MSA_HEAD_DIM, factor, codes, scales);
+    const uint8_t *row = codes, *row_scales = scales;
+    for (int64_t token = 0; token < tokens; token++) {
+        for (int32_t head = first; head < first + heads; head++, row += row_bytes, row_scales += 8) {
+            copy_row(row_at(to, head, slots[token]), row, to->dtype);
+            if (to->dtype == MSA_NVFP4)
+                write_scales(to, head, slots[token], row_scales);
+        }
     }
+}
+
+static bool is_quantised(const struct cache_call *call, const struct destination *to)
+{
+    return call->args->src_dtype != to->dtype && (to->dtype == MSA_E4M3 || to->dtype == MSA_NVFP4);
 }
 
 /* The heads [first, last) of one token. */
 static void write_token(const struct cache_call *call, const struct destination *to, int32_t first, int32_t last,
-                        const uint8_t *source, int64_t slot)
+                        const uint8_t *source, int64_t slot, bool together)
 {
     msa_dtype from = call->args->src_dtype;
-    size_t head_bytes = dtype_row_bytes(from, MSA_HEAD_DIM);
-    if (from != to->dtype && (to->dtype == MSA_E4M3 || to->dtype == MSA_NVFP4)) {
-        bool together = to->source_head_stride == (int64_t)head_bytes && to->factor_stride == 0;
+    if (is_quantised(call, to)) {
         int32_t step = together ? GROUP : 1;
         for (int32_t head = first; head < last; head += step)
-            quantise_heads(call, to, head, last - head < step ? last - head : step,
-                           source + head * to->source_head_stride, slot);
+            quantise_rows(call, to, head, last - head < step ? last - head : step,
+                          source + head * to->source_head_stride, &slot, 1);
         return;
     }
     for (int32_t head = first; head < last; head++)
@@ -133,10 +144,22 @@ static void cache_task(void *arg, size_t index, size_t thread)
         item -= items_of(call, to++);
     int32_t first = (int32_t)((int64_t)to->heads * item / items_of(call, to));
     int32_t last = (int32_t)((int64_t)to->heads * (item + 1) / items_of(call, to));
-    for (int64_t token = 0; token < args->tokens; token++) {
-        int64_t slot = args->slot_mapping[token];
-        if (slot >= 0 && slot / MSA_PAGE_SIZE < args->num_pages)
-            write_token(call, to, first, last, to->source + token * to->source_row_stride, slot);
+    int64_t head_bytes = (int64_t)dtype_row_bytes(args->src_dtype, MSA_HEAD_DIM);
+    bool together = last - first == 1 || (to->source_head_stride == head_bytes && to->factor_stride == 0);
+    int64_t at_once = 1; /* tokens */
+    if (is_quantised(call, to) && together && to->source_row_stride == (last - first) * head_bytes)
+        at_once = GROUP / (last - first) > 1 ? GROUP / (last - first) : 1;
+    for (int64_t token = 0, count; token < args->tokens; token += count) {
+        const int64_t *slots = args->slot_mapping + token;
+        const uint8_t *source = to->source + token * to->source_row_stride;
+        for (count = 0; count < at_once && token + count < args->tokens && is_slot(call, slots[count]);)
+            count++;
+        if (count > 1)
+            quantise_rows(call, to, first, last - first, source + first * to->source_head_stride, slots, count);
+        else if (count == 1)
+            write_token(call, to, first, last, source, *slots, together);
+        else
+            count = 1;
     }
 }
 

@@ -137,30 +137,31 @@ INLINE void quantise_e4m3(const void *src, enum cpu_source source, int64_t n, fl
 
 /* ------------------------------------------------------------------------------------------------ NVFP4 */
 
-enum { BATCH = 8, PAIRS = BATCH / 2 }; /* blocks whose scales are made together; a vector of 16-bit words holds two */
+enum { BATCH = 16, PAIRS = BATCH / 2 }; /* blocks whose scales are made together; a vector of 16-bit words holds two */
 
 /* The largest 32-bit magnitude of each block: x[i] has eight lanes each of the blocks 2i and 2i + 1. */
-INLINE __m256i maxima(const __m512i x[PAIRS])
+INLINE __m512i maxima(const __m512i x[PAIRS])
 {
-    __m512i quarter[2];
+    __m512i four[4], two[2]; /* lanes a block */
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) /* in the 128-bit lanes of vector i the blocks 4i to 4i + 3 */
+        four[i] = _mm512_max_epu32(_mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0x88),
+                                   _mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0xDD));
 #pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) /* four lanes a block */
-        quarter[i] = _mm512_max_epu32(_mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0x88),
-                                      _mm512_shuffle_i64x2(x[2 * i], x[2 * i + 1], 0xDD));
-    __m512i pair =
-        _mm512_max_epu32(_mm512_unpacklo_epi32(quarter[0], quarter[1]), _mm512_unpackhi_epi32(quarter[0], quarter[1]));
-    pair = _mm512_max_epu32(pair, _mm512_shuffle_epi32(pair, 0x4E)); /* lane c of 128 bits: blocks c and c + 4, twice */
-    return _mm512_castsi512_si256(
-        _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0), pair));
+    for (int i = 0; i < 2; i++)
+        two[i] = _mm512_max_epu32(_mm512_unpacklo_epi32(four[2 * i], four[2 * i + 1]),
+                                  _mm512_unpackhi_epi32(four[2 * i], four[2 * i + 1]));
+    __m512i one = _mm512_max_epu32(_mm512_unpacklo_epi64(two[0], two[1]), _mm512_unpackhi_epi64(two[0], two[1]));
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), one);
 }
 
-/* Eight blocks as the comparisons take them: words of two blocks each, BF16 of x / factor with the last bit set if anything
+/* Sixteen blocks as the comparisons take them: words of two blocks each, BF16 of x / factor with the last bit set if anything
  * was cut off, which compares with a threshold as the FP32 number does. */
 struct batch {
     __m512i words[PAIRS];
-    __m256i largest; /* of each block's |x|, bits */
-    __m256 scale;
-    __mmask8 live; /* blocks with codes other than 0 */
+    __m512i largest; /* of each block's |x|, bits */
+    __m512 scale;
+    __mmask16 live; /* blocks with codes other than 0 */
 };
 
 /* BF16 that needs no division. */
@@ -168,7 +169,7 @@ INLINE struct batch load_words(const char *src, int count)
 {
     struct batch batch;
     __m512i magnitude[PAIRS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < PAIRS; i++) {
         int words = (count - 2 * i) * 16;
         __mmask32 present = words >= 32 ? 0xFFFFFFFF : words == 16 ? 0xFFFF : 0;
@@ -176,7 +177,7 @@ INLINE struct batch load_words(const char *src, int count)
         __m512i twice = _mm512_slli_epi16(batch.words[i], 1); /* without the sign */
         magnitude[i] = _mm512_max_epu16(twice, _mm512_slli_epi32(twice, 16));
     }
-    batch.largest = _mm256_slli_epi32(_mm256_srli_epi32(maxima(magnitude), 17), 16);
+    batch.largest = _mm512_slli_epi32(_mm512_srli_epi32(maxima(magnitude), 17), 16);
     return batch;
 }
 
@@ -185,7 +186,7 @@ INLINE struct batch load_divided(const char *src, enum cpu_source source, int co
     int bytes = source == SOURCE_F32 ? 64 : 32;
     struct batch batch;
     __m512i magnitude[PAIRS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < PAIRS; i++) {
         __m512i abs[2], cut[2];
 #pragma GCC unroll 2
@@ -209,12 +210,12 @@ INLINE struct batch load_divided(const char *src, enum cpu_source source, int co
 /* Sets scale and live; returns the scales' codes. */
 INLINE __m128i block_scales(struct batch *batch, struct divisor by)
 {
-    __m256 a = _mm256_castsi256_ps(batch->largest), value = _mm512_castps512_ps256(by.value);
-    a = _mm256_div_ps(by.inverse ? _mm256_mul_ps(a, value) : _mm256_div_ps(a, value), _mm256_set1_ps(6));
-    __m512 scale = _mm512_min_ps(_mm512_zextps256_ps512(a), _mm512_set1_ps(448)), rounder = e4m3_rounder(scale);
-    __mmask8 finite = _mm256_cmpgt_epi32_mask(_mm256_set1_epi32(0x7F800000), batch->largest);
-    batch->scale = _mm512_castps512_ps256(_mm512_sub_ps(_mm512_add_ps(scale, rounder), rounder));
-    batch->live = finite & _mm256_cmp_ps_mask(batch->scale, _mm256_setzero_ps(), _CMP_GT_OQ);
+    __m512 a = _mm512_castsi512_ps(batch->largest);
+    a = _mm512_div_ps(divide(a, by), _mm512_set1_ps(6));
+    __m512 scale = _mm512_min_ps(a, _mm512_set1_ps(448)), rounder = e4m3_rounder(scale);
+    __mmask16 finite = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(0x7F800000), batch->largest);
+    batch->scale = _mm512_sub_ps(_mm512_add_ps(scale, rounder), rounder);
+    batch->live = finite & _mm512_cmp_ps_mask(batch->scale, _mm512_setzero_ps(), _CMP_GT_OQ);
     return _mm_mask_blend_epi8(finite, _mm_set1_epi8(0x7F), e4m3_codes(scale));
 }
 
@@ -224,19 +225,19 @@ INLINE struct batch load_batch(const char *src, enum cpu_source source, int coun
 {
     fetch_ahead(src, (source == SOURCE_F32 ? 64 : 32) * BATCH);
     struct batch batch = whole ? load_words(src, count) : load_divided(src, source, count, by);
-    _mm_mask_storeu_epi8(scales, (__mmask16)((1 << count) - 1), block_scales(&batch, by));
+    _mm_mask_storeu_epi8(scales, (__mmask16)((1u << count) - 1), block_scales(&batch, by));
     return batch;
 }
 
 /* Where the codes of two blocks begin: eight 32-bit slots a block, in the order that e2m1_codes looks them up. BF16, the upper
  * half of a slot, holds them exactly. */
-INLINE __m512i thresholds_of(__m256 scale, int pair)
+INLINE __m512i thresholds_of(__m512 scale, int pair)
 {
     /* of the codes                           1      4      3      2      5     -  7  6 */
     const __m512 midpoints =
         _mm512_setr_ps(0.25f, 1.75f, 1.25f, 0.75f, 2.5f, 0, 5, 3.5f, 0.25f, 1.75f, 1.25f, 0.75f, 2.5f, 0, 5, 3.5f);
     __m512i block = _mm512_mask_set1_epi32(_mm512_set1_epi32(2 * pair), 0xFF00, 2 * pair + 1);
-    return _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(block, _mm512_castps256_ps512(scale)), midpoints));
+    return _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(block, scale), midpoints));
 }
 
 /* The codes of two blocks, 8 bytes each. The word of slot s is 2s + 1, plus 16 in the second block. From the highest bit on,
@@ -264,7 +265,7 @@ INLINE __m128i e2m1_codes(__m512i words, __m512i thresholds)
 
 INLINE void write_codes(const struct batch *batch, int count, uint8_t *codes)
 {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < PAIRS; i++) {
         __m128i two = e2m1_codes(batch->words[i], thresholds_of(batch->scale, i));
         if (2 * i + 1 < count)
@@ -272,7 +273,7 @@ INLINE void write_codes(const struct batch *batch, int count, uint8_t *codes)
         else if (2 * i < count)
             _mm_storel_epi64((__m128i *)(void *)(codes + 16 * i), two);
     }
-    if (__builtin_expect(batch->live != 0xFF, 0))
+    if (__builtin_expect(batch->live != 0xFFFF, 0))
         for (int i = 0; i < count; i++)
             if (!(batch->live >> i & 1))
                 memset(codes + 8 * i, 0, 8);
