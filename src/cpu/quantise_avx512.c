@@ -87,16 +87,16 @@ INLINE __m128i e4m3_codes(__m512 q)
     return _mm512_cvtepi32_epi8(code);
 }
 
-/* The codes of 32 BF16 numbers over a power of two, in the upper bytes; `bias` is the power's exponent and the difference of
- * the formats' biases. Gathers the largest magnitude. */
-INLINE __m512i e4m3_upper(__m512i words, __m512i bias, __m512i *largest)
+/* The codes of 32 BF16 numbers over a power of two, in the upper bytes; bias, the power's exponent and the difference of the
+ * formats' biases, comes as what is made of it. Gathers the largest magnitude. */
+INLINE __m512i e4m3_upper(__m512i words, __m512i bias_at_exponent, __m512i three_less_bias, __m512i *largest)
 {
     __m512i a = _mm512_and_si512(words, _mm512_set1_epi16(0x7FFF));
     *largest = _mm512_max_epi16(*largest, a);
-    __m512i t = _mm512_min_epi16(_mm512_subs_epi16(a, _mm512_slli_epi16(bias, 7)), _mm512_set1_epi16(0x7E0));
+    __m512i t = _mm512_min_epi16(_mm512_subs_epi16(a, bias_at_exponent), _mm512_set1_epi16(0x7E0));
     /* Below E4M3's normal numbers: the whole mantissa, shifted right; further than away is 0. */
     __m512i mantissa = _mm512_ternarylogic_epi32(a, _mm512_set1_epi16(0x7F), _mm512_set1_epi16(0x80), 0xEA);
-    __m512i shift = _mm512_sub_epi16(_mm512_add_epi16(_mm512_srli_epi16(a, 7), _mm512_set1_epi16(3)), bias);
+    __m512i shift = _mm512_add_epi16(_mm512_srli_epi16(a, 7), three_less_bias);
     __mmask32 small = _mm512_cmplt_epi16_mask(t, _mm512_set1_epi16(0x80));
     __m512i code = _mm512_mask_sllv_epi16(_mm512_slli_epi16(t, 4), small, mantissa, shift);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi16(code, 8), _mm512_set1_epi16(1));
@@ -107,12 +107,21 @@ INLINE __m512i e4m3_upper(__m512i words, __m512i bias, __m512i *largest)
 /* BF16 over a power of two that leaves its subnormals 0. False: there is a NaN. */
 INLINE bool quantise_e4m3_words(const char *from, int64_t n, float factor, uint8_t *codes)
 {
-    __m512i bias = _mm512_set1_epi16((short)((int)(f32_bits(factor) >> 23) - 7)), largest = _mm512_setzero_si512();
-    for (int64_t i = 0; i < n; i += 32, from += 64) {
-        __mmask32 present = n - i < 32 ? 0xFFFF : 0xFFFFFFFF;
+    const int bias = (int)(f32_bits(factor) >> 23) - 7;
+    const __m512i at_exponent = _mm512_slli_epi16(_mm512_set1_epi16((short)bias), 7);
+    const __m512i three_less = _mm512_set1_epi16((short)(3 - bias));
+    __m512i largest = _mm512_setzero_si512();
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32, from += 64) {
         _mm_prefetch(from + AHEAD, _MM_HINT_T0);
-        __m512i upper = e4m3_upper(_mm512_maskz_loadu_epi16(present, from), bias, &largest);
-        _mm256_mask_storeu_epi8(codes + i, present, _mm512_cvtepi16_epi8(_mm512_srli_epi16(upper, 8)));
+        __m512i upper = e4m3_upper(_mm512_loadu_si512(from), at_exponent, three_less, &largest);
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), _mm512_cvtepi16_epi8(_mm512_srli_epi16(upper, 8)));
+    }
+    if (i < n) {
+        __m512i words = _mm512_zextsi256_si512(_mm256_loadu_si256((const void *)from));
+        __m512i upper = e4m3_upper(words, at_exponent, three_less, &largest);
+        __m512i low = _mm512_srli_epi16(upper, 8);
+        _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm256_castsi256_si128(_mm512_cvtepi16_epi8(low)));
     }
     return !_mm512_cmpgt_epi16_mask(largest, _mm512_set1_epi16(0x7F80));
 }
