@@ -93,20 +93,36 @@ static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visi
 
 /* ------------------------------------------------------------------------------------------------ attention */
 
+INLINE void extend(lanes *max, lanes *min, const lanes *score)
+{
+#pragma GCC unroll 4
+    for (int j = 0; j < PARTS; j++) {
+        max->part[j] = v_max(score->part[j], max->part[j]);
+        min->part[j] = v_min(score->part[j], min->part[j]);
+    }
+}
+
 /* Scores of the keys [0, rows) of k, stored; `counted` of them enter the largest and the smallest. */
 INLINE void score_rows(const float *k, const float *q, float *scores, int counted, lanes *max, lanes *min,
                        const int rows)
 {
-    lanes sums[MAX_ROWS];
+    lanes sums[MAX_ROWS], most = *max, least = *min; /* no registers are left for them while sums are made */
     multiply(sums, k, 128, 1, q, 128, rows);
 #pragma GCC unroll 5
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < rows; i++)
         store(scores + i * UNIT_LANES, sums[i]);
-        for (int j = 0; j < PARTS && i < counted; j++) {
-            max->part[j] = v_max(sums[i].part[j], max->part[j]);
-            min->part[j] = v_min(sums[i].part[j], min->part[j]);
+    if (counted >= rows) {
+#pragma GCC unroll 5
+        for (int i = 0; i < rows; i++)
+            extend(&most, &least, &sums[i]);
+    } else {
+        for (int i = 0; i < counted; i++) {
+            lanes score = load(scores + i * UNIT_LANES);
+            extend(&most, &least, &score);
         }
     }
+    *max = most;
+    *min = least;
 }
 
 /* Adds the rows [0, rows) of P*V to the accumulators. */
