@@ -81,20 +81,61 @@ void convert_v_bf16_amx(const struct cpu_rows *rows, int slice, int keys, void *
 
 /* ------------------------------------------------------------------------------------------------ E4M3 */
 
-void convert_v_e4m3_amx(const struct cpu_rows *rows, int slice, int keys, void *operand)
+/* planes_from_e4m3 with half of its shuffles, of which Intel starts one a cycle: 64 magnitudes are looked up, and in the
+ * upper 64, all of them normal numbers, the bytes of BF16 are bits of the code, moved (the exponent's 4 bits e, at least 8,
+ * become e + 120: 1, four zeros, the lower three). NaN comes out wrong: *largest, of twice the codes, is then 0xFE. */
+INLINE struct planes planes_of_numbers(__m512i codes, __m512i *largest)
 {
-    enum { BYTES = SLICE_DIMS };
-    _Alignas(64) uint8_t copy[SLICE_KEYS * BYTES];
-    const struct slice_rows r = rows_of(rows, slice, keys, slice % 2 * BYTES, BYTES, copy);
+    const __m512i to_low = _mm512_set1_epi64(0x0000000001020408), to_high = _mm512_set1_epi64(0x1020000000004000);
+    __m512i twice = _mm512_add_epi8(codes, codes);
+    *largest = _mm512_max_epu8(*largest, twice);
+    __mmask64 upper = _mm512_movepi8_mask(twice);
+    __m512i low = _mm512_permutexvar_epi8(codes, _mm512_load_si512(convert_table.e4m3_low));
+    __m512i high = _mm512_permutexvar_epi8(codes, _mm512_load_si512(convert_table.e4m3_high));
+    low = _mm512_mask_gf2p8affine_epi64_epi8(low, upper, codes, to_low, 0);
+    high = _mm512_mask_gf2p8affine_epi64_epi8(high, upper, codes, to_high, 0);
+    return (struct planes){
+        low, _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8((char)0x80), 0xF8)}; /* high | codes & 0x80 */
+}
+
+INLINE bool all_numbers(__m512i largest)
+{
+    return !_mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8((char)0xFE));
+}
+
+void convert_k_e4m3_amx(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); /* unpacking takes 8 bytes of each 16 */
+    const int64_t stride = rows->token_stride;
+    const uint8_t *row = rows->data + slice * SLICE * stride;
+    int here = keys - slice * SLICE < SLICE ? keys - slice * SLICE : SLICE;
+    __m512i largest = _mm512_setzero_si512();
+    uint16_t *to = operand;
+    for (int key = 0; key < here; key++, row += stride, to += 128) {
+        UNROLL
+        for (int d = 0; d < 128; d += 64) {
+            __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(row + d));
+            struct planes p = planes_of_numbers(codes, &largest);
+            _mm512_store_si512(to + d, _mm512_unpacklo_epi8(p.low, p.high));
+            _mm512_store_si512(to + d + 32, _mm512_unpackhi_epi8(p.low, p.high));
+        }
+    }
+    if (!all_numbers(largest))
+        convert_k_e4m3_avx512bf16(rows, slice, keys, operand);
+}
+
+INLINE bool turn_e4m3(const uint8_t *data, int64_t stride, uint32_t *operand, const bool exact)
+{
+    __m512i largest = _mm512_setzero_si512();
     for (int d = 0; d < SLICE_DIMS; d += 16) {
         __m512i codes[2][4]; /* even and odd keys; four dimensions, of each its four keys of the 128-bit lane */
         UNROLL
         for (int odd = 0; odd < 2; odd++) {
-            const uint8_t *from = r.data + odd * r.stride;
+            const uint8_t *from = data + odd * stride;
             __m512i row[4];
             UNROLL
             for (int g = 0; g < 4; g++)
-                row[g] = load_part(from, 2 * r.stride, d / 4, g);
+                row[g] = load_part(from, 2 * stride, d / 4, g);
             __m512i low01 = _mm512_unpacklo_epi8(row[0], row[1]), high01 = _mm512_unpackhi_epi8(row[0], row[1]);
             __m512i low23 = _mm512_unpacklo_epi8(row[2], row[3]), high23 = _mm512_unpackhi_epi8(row[2], row[3]);
             codes[odd][0] = _mm512_unpacklo_epi16(low01, low23);
@@ -104,7 +145,8 @@ void convert_v_e4m3_amx(const struct cpu_rows *rows, int slice, int keys, void *
         }
         UNROLL
         for (int i = 0; i < 4; i++) {
-            struct planes even = planes_from_e4m3(codes[0][i]), odd = planes_from_e4m3(codes[1][i]);
+            struct planes even = exact ? planes_from_e4m3(codes[0][i]) : planes_of_numbers(codes[0][i], &largest);
+            struct planes odd = exact ? planes_from_e4m3(codes[1][i]) : planes_of_numbers(codes[1][i], &largest);
             __m512i even_low = _mm512_unpacklo_epi8(even.low, even.high),
                     even_high = _mm512_unpackhi_epi8(even.low, even.high);
             __m512i odd_low = _mm512_unpacklo_epi8(odd.low, odd.high),
@@ -116,6 +158,16 @@ void convert_v_e4m3_amx(const struct cpu_rows *rows, int slice, int keys, void *
             _mm512_store_si512(to + 48, _mm512_unpackhi_epi16(even_high, odd_high));
         }
     }
+    return all_numbers(largest);
+}
+
+void convert_v_e4m3_amx(const struct cpu_rows *rows, int slice, int keys, void *operand)
+{
+    enum { BYTES = SLICE_DIMS };
+    _Alignas(64) uint8_t copy[SLICE_KEYS * BYTES];
+    const struct slice_rows r = rows_of(rows, slice, keys, slice % 2 * BYTES, BYTES, copy);
+    if (!turn_e4m3(r.data, r.stride, operand, false))
+        turn_e4m3(r.data, r.stride, operand, true);
 }
 
 /* ------------------------------------------------------------------------------------------------ NVFP4 */

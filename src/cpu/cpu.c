@@ -52,7 +52,7 @@ static bool isa_supported(enum cpu_isa isa)
         return isa_supported(ISA_AVX512) && __builtin_cpu_supports("avx512bf16") &&
                __builtin_cpu_supports("avx512vbmi");
     case ISA_AMX:
-        return isa_supported(ISA_AVX512BF16) && amx_supported();
+        return isa_supported(ISA_AVX512BF16) && __builtin_cpu_supports("gfni") && amx_supported();
 #elif defined(__aarch64__)
     case ISA_NEON:
         return true;
