@@ -29,8 +29,9 @@ double quantile(const double *sorted, int count, double fraction)
     return sorted[below] + (at - below) * (sorted[above] - sorted[below]);
 }
 
-/* The peak beside the samples. On a machine that others use, a share of a peak from another moment says little: so windows of
- * the peak stand between rounds of samples, and a sample's share is of the mean of those before and after its round. */
+/* The peak beside the samples. On a machine that others use, a share of a peak from another moment says little: so
+ * windows of the peak stand between rounds of samples, and a sample's share is of the mean of those before and after
+ * its round. */
 struct beside {
     struct peak_probe probe;
     bool open;

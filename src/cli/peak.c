@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * peak.c - measured peaks, in windows of about two milliseconds: shorter than the time that a busy machine lets a thread run.
+ * peak.c - measured peaks, in windows of about two milliseconds: shorter than the time that a busy machine lets a
+ * thread run.
  *
  * Arithmetic: loops of nothing but one instruction, with more independent accumulators than latency times throughput of
  * any known core (4 cycles x 2 a cycle for FMA, 8 x 2 for vdpbf16ps). Memory: single passes over what the caches do not
@@ -78,7 +79,8 @@ ARITHMETIC(fma_512, __attribute__((target("avx512f"))), __m512, 24, 32, _mm512_s
 ARITHMETIC(bf16_dot, __attribute__((target("avx512f,avx512bf16"))), __m512, 24, 64, _mm512_setzero_ps(),
            _mm512_dpbf16_ps(acc[i], (__m512bh)_mm512_set1_epi16(0x3F80), (__m512bh)_mm512_set1_epi16(0x3F00)))
 
-/* Four tiles of sums, 16x16 times 32 products each. Who asks has a context with kernels on AMX, and with it permission. */
+/* Four tiles of sums, 16x16 times 32 products each. Who asks has a context with kernels on AMX, and with it
+ * permission. */
 static double amx(int64_t steps)
 {
     static const struct {
@@ -207,7 +209,8 @@ static double run_chunk(unsigned char *chunk, size_t bytes, enum memory_work wor
     return (double)job.slice * threads / (seconds_now() - start);
 }
 
-/* Twice what the caches hold, in whole chunks, all touched: a chunk is no longer in the caches when its turn comes again. */
+/* Twice what the caches hold, in whole chunks, all touched: a chunk is no longer in the caches when its turn comes
+ * again. */
 static bool memory_open(struct peak_probe *probe)
 {
     size_t huge = (size_t)2 << 20, ram = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);

@@ -4,13 +4,13 @@
  *
  * Layout    cpu.h, OPERAND_F32. A step is one element of the head dimension (QK) or one key (PV).
  * Floor     a visit of a unit to a whole page: 2 * 128*128 FMAs of 16 lanes, at 2 a cycle 16384 cycles.
- * Measured  2026-11-29, Xeon family 6 model 207, share of the FMA rate of the same second, conversion of the page
- *           included, pages in L2, least of many while other jobs ran: 32 units a page 89 %, 8 units 85 %, 5 units 83 %, 3
- *           units 78 % (E4M3) or 83 % (NVFP4), 1 unit 69 % (E4M3, BF16) or 73 % (NVFP4); out of cache, in huge pages, 66,
- *           62 and 68 %.
+ * Measured  2026-11-30, Xeon family 6 model 207, share of the FMA rate measured beside it, conversion of the page
+ *           included, pages in L2 or L3, the core's other hyperthread idle: 32 units a page 88 %, 8 units 85 %, 5 units
+ *           83 %, 3 units 80 %, 2 units 77 %, 1 unit 68 % (E4M3), 70 % (BF16) or 72 % (NVFP4); out of cache, in huge
+ *           pages, 67, 67 and 69 %. With the other hyperthread busy: 8 units 62 %, 1 unit 50 %.
  * Bound by  the floor, and for each visit some 1400 cycles of softmax and 3 % (three units) to 7 % (one unit: 17 loads
- *           for 16 FMAs) more than the floor in the products; 4100 (NVFP4) to 4800 (E4M3) cycles of conversion, more with
- *           the fetching from L2, are shared by a page's visits.
+ *           for 16 FMAs) more than the floor in the products; 3500 (BF16) to 4800 (E4M3) cycles of conversion, more
+ *           with the fetching from L2, are shared by a page's visits.
  */
 #include "operands_avx512.h"
 

@@ -9,14 +9,14 @@
 #include "product_zmm.h"
 #include "softmax_zmm.h"
 
-/* Steps between two fetches, of which a page needs 64. A single visit makes them all in QK: PV, cut into short loops, would
- * cost it more than it gains. */
+/* Steps between two fetches, of which a page needs 64. A single visit makes them all in QK: PV, cut into short loops,
+ * would cost it more than it gains. */
 #define AHEAD_STEPS(units) ((units) == 1 ? 8 * PAIR : 16 * PAIR)
 
 /* ------------------------------------------------------------------------------------------------ scores */
 
-/* Scores of the keys below `keys` (and of up to rows - 1 more, which nobody uses); the largest of those of whole blocks below
- * `common`, and the smallest if they can be infinite. Returns where those blocks end. */
+/* Scores of the keys below `keys` (and of up to rows - 1 more, which nobody uses); the largest of those of whole blocks
+ * below `common`, and the smallest if they can be infinite. Returns where those blocks end. */
 INLINE int page_scores(struct operands *operands, const operand *const *q, float *const *scores, int keys, int common,
                        bool infinite, __m512 *max, __m512 *min, const int rows, const int units)
 {

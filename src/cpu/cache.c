@@ -3,8 +3,8 @@
  * cache.c - cache write on the CPU: new tokens' K, V and index-K into their pages, in the cache's format.
  *
  * A work item is some heads of one tensor over all tokens in order, so that of two tokens with one slot the later wins
- * whatever the thread count. Heads that lie together and share a factor, and tokens that follow each other without a gap, are
- * quantised by one call, GROUP rows at a time, and then copied to their pages: the kernels like long rows.
+ * whatever the thread count. Heads that lie together and share a factor, and tokens that follow each other without a
+ * gap, are quantised by one call, GROUP rows at a time, and then copied to their pages: the kernels like long rows.
  */
 #include "../number.h"
 #include "cpu.h"

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * convert_amx.c - V to tiles of AMX's left operand: cpu.h, OPERAND_TILE. (K and Q are as for AVX-512 BF16:
- * convert_avx512bf16.c.)
+ * convert_amx.c - V to tiles of AMX's left operand: cpu.h, OPERAND_TILE. (K and Q are as for AVX-512 BF16,
+ * convert_avx512bf16.c, but for K in E4M3, which is the same converted with fewer shuffles.)
  *
  * A slice is 32 keys by 64 dimensions: four tiles of 16 dimensions by 16 pairs of keys. It is turned while it is
  * loaded, 16 bytes of each key at a time, even and odd keys apart; the two meet word by word. Keys that are not there
  * are zeros.
  *
  * Floor     of a page, 16384 elements, on Intel, which starts one shuffle a cycle: 3 shuffles for 32 BF16 elements,
- *           1540 cycles, 5 for 32 E4M3 elements, 2560 cycles; NVFP4, which becomes BF16 rows first, 1540 more than
- *           BF16.
- * Measured  2026-11-29, Xeon family 6 model 207, cycles for 8 slices: BF16 2050, E4M3 2680, NVFP4 3260.
+ *           1540 cycles, 4 for 32 E4M3 elements, 2050 cycles, which all of its 8.5 operations, two a cycle, lift to
+ *           2180; NVFP4, which becomes BF16 rows first, 1540 more than BF16. K in E4M3: 5 shuffles of 11 operations for
+ *           64 elements, 1410 cycles.
+ * Measured  2026-11-30, Xeon family 6 model 207, best cycles for 8 slices: BF16 2050, E4M3 2540 (2720 with vpermi2b,
+ *           which takes two of the shuffles' cycles, for all codes), NVFP4 3260; K in E4M3 1610 (1880).
  */
 #include "bf16_zmm.h"
 #include "kernels.h"
@@ -81,9 +83,10 @@ void convert_v_bf16_amx(const struct cpu_rows *rows, int slice, int keys, void *
 
 /* ------------------------------------------------------------------------------------------------ E4M3 */
 
-/* planes_from_e4m3 with half of its shuffles, of which Intel starts one a cycle: 64 magnitudes are looked up, and in the
- * upper 64, all of them normal numbers, the bytes of BF16 are bits of the code, moved (the exponent's 4 bits e, at least 8,
- * become e + 120: 1, four zeros, the lower three). NaN comes out wrong: *largest, of twice the codes, is then 0xFE. */
+/* planes_from_e4m3 with half of its shuffles, of which Intel starts one a cycle: 64 magnitudes are looked up, and in
+ * the upper 64, all of them normal numbers, the bytes of BF16 are bits of the code, moved (the exponent's 4 bits e, at
+ * least 8, become e + 120: 1, four zeros, the lower three). NaN comes out wrong: *largest, of twice the codes, is then
+ * 0xFE. */
 INLINE struct planes planes_of_numbers(__m512i codes, __m512i *largest)
 {
     const __m512i to_low = _mm512_set1_epi64(0x0000000001020408), to_high = _mm512_set1_epi64(0x1020000000004000);

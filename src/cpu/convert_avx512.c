@@ -4,10 +4,10 @@
  *
  * All works on blocks of 16 elements of one token: a K slice is 16 rows of 8 blocks, a V slice one block of each key.
  *
- * Floor     of a page, 1024 blocks: a store, and 2 (FP16), 3 (BF16, NVFP4) or 5 (E4M3) vector operations a block, 2
- *           a cycle.
- * Measured  2026-11-29, Xeon family 6 model 207, cycles for 8 slices of K and of V: BF16 2100 and 2200, FP16 1400 and
- *           1150, E4M3 2760 and 3150, small E4M3 2210 and 2590, NVFP4 1800 and 2300.
+ * Floor     of a page, 1024 blocks: a store, and 1 (FP16), 2 (BF16), 3 (NVFP4) or 4 (E4M3; small 3) vector operations a
+ *           block, 2 a cycle; for E4M3 half a store more.
+ * Measured  2026-11-30, Xeon family 6 model 207, best cycles for 8 slices of K and of V: BF16 1630 and 1880, FP16 1170
+ *           and 1180, E4M3 2770 and 3090, small E4M3 2230 and 2570, NVFP4 1780 and 2180.
  */
 #include "convert_table.h"
 #include "kernels.h"
@@ -134,9 +134,9 @@ CONVERT(nvfp4_exact, FORMAT_NVFP4_EXACT)
 /* ------------------------------------------------------------------------------------------------ E4M3 */
 
 /* E4M3 is FP16 with 4 instead of 5 exponent bits: shifted into place it is 2^-8 times the value, subnormals included.
- * The way leads through memory, because there vcvtph2ps finds its 16 elements without a shuffle; a few keys at a time, whose
- * halves take no room in L1 from the units that multiply. Only the NaN codes would look like numbers: whoever meets one
- * leaves the work to the portable code. */
+ * The way leads through memory, because there vcvtph2ps finds its 16 elements without a shuffle; a few keys at a time,
+ * whose halves take no room in L1 from the units that multiply. Only the NaN codes would look like numbers: whoever
+ * meets one leaves the work to the portable code. */
 enum { K_AT_ONCE = 4, V_AT_ONCE = 16 };
 
 INLINE __m512i half_from_e4m3(__m256i codes)

@@ -502,9 +502,9 @@ static void attend_task(void *arg, size_t index, size_t thread)
 
 typedef float lanes __attribute__((vector_size(UNIT_LANES * sizeof(float)), aligned(4), may_alias));
 
-/* Merges the splits of a unit, of which the first is at `parts` and others every `stride`, in order, in FP32. Multiplied and
- * added, not fused: what stands here is compiled for any processor, and a call of fmaf for each number took a fifth of a
- * small decode. Returns the lanes that saw something. */
+/* Merges the splits of a unit, of which the first is at `parts` and others every `stride`, in order, in FP32.
+ * Multiplied and added, not fused: what stands here is compiled for any processor, and a call of fmaf for each number
+ * took a fifth of a small decode. Returns the lanes that saw something. */
 static uint32_t merge_unit(const struct cpu_tile *state, int unit, const struct unit_state *parts, int64_t stride,
                            int splits, double logit_scale)
 {

@@ -13,8 +13,8 @@
  * Floor     a unit and a page: 32 multiplications and 8 stores of tiles, 16 cycles each: 640 cycles. (The stores wait
  *           for the multiplier, and it for them; loads and maxima do not.)
  * Measured  2026-11-29, Xeon family 6 model 207 shared with other work, best cycles a unit, pages converted: 48 units
- *           740, 8 units 760, 1 unit 880. A page of E4M3 keys for 1 unit: in L2 4040, of which conversion takes 1840 and
- *           fetching from L2 much of the rest; out of cache 5400 (8.2 GB/s).
+ *           740, 8 units 760, 1 unit 880. A page of E4M3 keys for 1 unit: in L2 4040, of which conversion takes 1840
+ *           and fetching from L2 much of the rest; out of cache 5400 (8.2 GB/s).
  */
 #include "ahead_zmm.h"
 #include "kernels.h"

@@ -4,19 +4,19 @@
  *
  * x / factor is a division, but for powers of two: their reciprocal is exact, and so is multiplying by it.
  *
- * E4M3: adding 2^(e+20), where 2^e is a's power of two and at least 2^-6, leaves a rounded to three mantissa bits, in units
- * of 2^(e-3), at the bottom of the sum; and an even bias there is free. A NaN in 16 elements sends them to the C code. BF16
- * over a power of two needs no FP32: its bits, less the difference of the biases, are E4M3's with four more to round away;
- * there a NaN sends the whole row the other way.
+ * E4M3: adding 2^(e+20), where 2^e is a's power of two and at least 2^-6, leaves a rounded to three mantissa bits, in
+ * units of 2^(e-3), at the bottom of the sum; and an even bias there is free. A NaN in 16 elements sends them to the C
+ * code. BF16 over a power of two needs no FP32: its bits, less the difference of the biases, are E4M3's with four more
+ * to round away; there a NaN sends the whole row the other way.
  *
- * NVFP4: a vector is a block. With s the scale and t the midpoint between two codes, s*t has at most seven significant bits,
- * so that for every FP32 number a the rounded quotient a/s lies above t (or at it) exactly when a lies above (at) the
- * product s*t. So codes come from three comparisons with s*t, not from a division: one for each bit of the code, the
- * thresholds of the lower bits chosen by the higher ones. Odd codes start above their midpoint, even ones at it.
+ * NVFP4: a vector is a block. With s the scale and t the midpoint between two codes, s*t has at most seven significant
+ * bits, so that for every FP32 number a the rounded quotient a/s lies above t (or at it) exactly when a lies above (at)
+ * the product s*t. So codes come from three comparisons with s*t, not from a division: one for each bit of the code,
+ * the thresholds of the lower bits chosen by the higher ones. Odd codes start above their midpoint, even ones at it.
  *
- * Floor: bytes read and written at the machine's copy rate. Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc
- * 12, BF16), best cycles an element in cache: E4M3 0.32, where the factor is no power of two 0.72; NVFP4 0.71 and 1.2. Out
- * of cache, with the copy rate of the same run (README): E4M3 59 % of the floor's rate, NVFP4 31 %.
+ * Floor: bytes read and written at the machine's copy rate. Measured (2026-11-29, Xeon family 6 model 207, one thread,
+ * gcc 12, BF16), best cycles an element in cache: E4M3 0.32, where the factor is no power of two 0.72; NVFP4 0.71 and
+ * 1.2. Out of cache, with the copy rate of the same run (README): E4M3 59 % of the floor's rate, NVFP4 31 %.
  */
 #include "../number.h"
 #include "kernels.h"
@@ -87,8 +87,8 @@ INLINE __m128i e4m3_codes(__m512 q)
     return _mm512_cvtepi32_epi8(code);
 }
 
-/* The codes of 32 BF16 numbers over a power of two, in the upper bytes; bias, the power's exponent and the difference of the
- * formats' biases, comes as what is made of it. Gathers the largest magnitude. */
+/* The codes of 32 BF16 numbers over a power of two, in the upper bytes; bias, the power's exponent and the difference
+ * of the formats' biases, comes as what is made of it. Gathers the largest magnitude. */
 INLINE __m512i e4m3_upper(__m512i words, __m512i bias_at_exponent, __m512i three_less_bias, __m512i *largest)
 {
     __m512i a = _mm512_and_si512(words, _mm512_set1_epi16(0x7FFF));
@@ -164,8 +164,8 @@ INLINE __m512i maxima(const __m512i x[PAIRS])
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), one);
 }
 
-/* Sixteen blocks as the comparisons take them: words of two blocks each, BF16 of x / factor with the last bit set if anything
- * was cut off, which compares with a threshold as the FP32 number does. */
+/* Sixteen blocks as the comparisons take them: words of two blocks each, BF16 of x / factor with the last bit set if
+ * anything was cut off, which compares with a threshold as the FP32 number does. */
 struct batch {
     __m512i words[PAIRS];
     __m512i largest; /* of each block's |x|, bits */
@@ -238,8 +238,8 @@ INLINE struct batch load_batch(const char *src, enum cpu_source source, int coun
     return batch;
 }
 
-/* Where the codes of two blocks begin: eight 32-bit slots a block, in the order that e2m1_codes looks them up. BF16, the upper
- * half of a slot, holds them exactly. */
+/* Where the codes of two blocks begin: eight 32-bit slots a block, in the order that e2m1_codes looks them up. BF16,
+ * the upper half of a slot, holds them exactly. */
 INLINE __m512i thresholds_of(__m512 scale, int pair)
 {
     /* of the codes                           1      4      3      2      5     -  7  6 */
@@ -249,8 +249,9 @@ INLINE __m512i thresholds_of(__m512 scale, int pair)
     return _mm512_castps_si512(_mm512_mul_ps(_mm512_permutexvar_ps(block, scale), midpoints));
 }
 
-/* The codes of two blocks, 8 bytes each. The word of slot s is 2s + 1, plus 16 in the second block. From the highest bit on,
- * each comparison leads to the next slot; the last index, plus twice the lowest bit, has twice the code in it. */
+/* The codes of two blocks, 8 bytes each. The word of slot s is 2s + 1, plus 16 in the second block. From the highest
+ * bit on, each comparison leads to the next slot; the last index, plus twice the lowest bit, has twice the code in
+ * it. */
 INLINE __m128i e2m1_codes(__m512i words, __m512i thresholds)
 {
     const __m512i block = _mm512_maskz_set1_epi16(0xFFFF0000, 16), eight = _mm512_set1_epi16(8);
@@ -288,8 +289,8 @@ INLINE void write_codes(const struct batch *batch, int count, uint8_t *codes)
                 memset(codes + 8 * i, 0, 8);
 }
 
-/* The next batch's scales are under way while this one's codes are made: from the largest magnitude to the thresholds it
- * takes some 100 cycles. */
+/* The next batch's scales are under way while this one's codes are made: from the largest magnitude to the thresholds
+ * it takes some 100 cycles. */
 INLINE void quantise_nvfp4(const void *src, enum cpu_source source, int64_t n, float factor, uint8_t *codes,
                            uint8_t *scales)
 {

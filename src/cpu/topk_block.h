@@ -2,16 +2,18 @@
  *
  * topk_block.h - the vector top-k, for instruction sets that define four primitives before including it.
  *
- * A row is read twice. The first pass takes the largest score of each of GROUPS disjoint groups (quarters of the row, so
- * that four streams come from memory, times position modulo 16): the want-th largest of those is a bound that at least
- * `want` pages reach, whatever the order of the scores. The second pass compares blocks of
- * 64 scores with the bound; what passes goes to a pool, which is cut to its best `want` whenever it holds 64 keys. The worst
- * of those is then the bound, and equal scores no longer pass, because pages come in ascending order; a few that pass later
- * are inserted one by one. So neither rising nor equal scores cost more than random ones. Short rows (the indexer's chunks) skip the first pass.
+ * A row is read twice. The first pass takes the largest score of each of GROUPS disjoint groups (quarters of the row,
+ * so that four streams come from memory, times position modulo 16): the want-th largest of those is a bound that at
+ * least `want` pages reach, whatever the order of the scores. The second pass compares blocks of 64 scores with the
+ * bound; what passes goes to a pool, which is cut to its best `want` whenever it holds 64 keys. The worst of those is
+ * then the bound, and equal scores no longer pass, because pages come in ascending order; a few that pass later are
+ * inserted one by one. So neither rising nor equal scores cost more than random ones. Short rows (the indexer's chunks)
+ * skip the first pass.
  *
- * Floor: one read of the row, 4 bytes a page. The pool is cut by counting, for each key, the keys above it.
- * Measured (2026-11-29, Xeon family 6 model 207, one thread, gcc 12), 15 of 8192 random / rising / equal scores: rows in the
- * cache 1.0 / 0.9 / 1.3 us on AVX-512 and 1.6 / 1.4 / 2.1 us on AVX2; rows in DRAM 3.0 / 2.5 / 3.1 and 3.4 / 3.0 / 3.7 us.
+ * Floor: one read of the row, 4 bytes a page. The pool is cut by counting, for each key, the keys above it. Measured
+ * (2026-11-29, Xeon family 6 model 207, one thread, gcc 12), 15 of 8192 random / rising / equal scores: rows in the
+ * cache 1.0 / 0.9 / 1.3 us on AVX-512 and 1.6 / 1.4 / 2.1 us on AVX2; rows in DRAM 3.0 / 2.5 / 3.1 and 3.4 / 3.0 / 3.7
+ * us.
  */
 #include "../number.h"
 #include "kernels.h"
@@ -29,7 +31,8 @@ enum {
 /* Bit i: scores[i] > bound, NaN no; not (scores[i] < bound), NaN yes. */
 static inline uint64_t block_above(const float *scores, float bound);
 static inline uint64_t block_not_below(const float *scores, float bound);
-/* The largest of each group, of four quarters of n scores (a multiple of 16) each; NaN never, -inf where nothing else is. */
+/* The largest of each group, of four quarters of n scores (a multiple of 16) each; NaN never, -inf where nothing else
+ * is. */
 static inline void group_maxima(const float *scores, int32_t n, float maxima[GROUPS]);
 /* sorted[number of keys above it] = key, for all `count` keys; keys are distinct. May read up to the next multiple of 8
  * and write sorted[count]. */
