@@ -18,6 +18,10 @@
 #include <immintrin.h>
 #include <math.h>
 
+/* Slices at a time: as many chains of multiply-adds as a conversion beside each of them leaves time for, and half of what
+ * fits L1. */
+enum { TOGETHER = 4 };
+
 /* Element d of 16 keys: see convert_slice. */
 typedef uint16_t turned_slice[4][16][2][SLICE];
 
@@ -83,13 +87,12 @@ static void convert_slice(const uint8_t *from, int64_t stride, turned_slice slic
         put_nan(from, stride, slice);
 }
 
-/* max: of the lanes' keys in `together` slices, for each row. Pairs of elements, odd first. */
-INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ahead, __m512 *max, const int together,
-                      const int rows)
+/* max: of the lanes' keys in the slices, for each row. Pairs of elements, odd first. */
+INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ahead, __m512 *max, const int rows)
 {
     __m512 sums[16];
     UNROLL
-    for (int i = 0; i < together * rows; i++)
+    for (int i = 0; i < TOGETHER * rows; i++)
         sums[i] = _mm512_setzero_ps();
     for (int first = 0; first < 128; first += 16) {
         fetch_ahead(ahead);
@@ -97,7 +100,7 @@ INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ah
             UNROLL
             for (int e = 1; e >= 0; e--) {
                 UNROLL
-                for (int j = 0; j < together; j++) {
+                for (int j = 0; j < TOGETHER; j++) {
                     __m512 k = _mm512_cvtph_ps(_mm256_load_si256((const void *)element(slices[j], pair + e)));
                     UNROLL
                     for (int i = 0; i < rows; i++)
@@ -108,7 +111,7 @@ INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ah
         }
     }
     UNROLL
-    for (int j = 0; j < together; j++) {
+    for (int j = 0; j < TOGETHER; j++) {
         UNROLL
         for (int i = 0; i < rows; i++)
             max[i] = _mm512_max_ps(sums[j * rows + i], max[i]); /* a NaN leaves max: the operands' order counts */
@@ -122,16 +125,16 @@ void index_few_e4m3_avx512(const struct cpu_page *page, const void *q, int num_r
     __m512 max[INDEX_FEW];
     for (int i = 0; i < INDEX_FEW; i++)
         max[i] = _mm512_set1_ps(-INFINITY);
-    for (int slice = 0; slice < NUM_SLICES; slice++) {
-        for (int i = 0; i < 3; i++)
-            fetch_ahead(&ahead);
-        convert_slice(page->k.data + slice * SLICE * page->k.token_stride, page->k.token_stride, slices[slice]);
-    }
-    if (num_rows == 1) {
-        best_keys(slices, q, &ahead, max, 8, 1);
-    } else {
-        best_keys(slices, q, &ahead, max, 4, INDEX_FEW);
-        best_keys(slices + 4, q, &ahead, max, 4, INDEX_FEW);
+    for (int first = 0; first < NUM_SLICES; first += TOGETHER) {
+        for (int j = 0; j < TOGETHER; j++) {
+            for (int i = 0; i < 3; i++)
+                fetch_ahead(&ahead);
+            convert_slice(page->k.data + (first + j) * SLICE * page->k.token_stride, page->k.token_stride, slices[j]);
+        }
+        if (num_rows == 1)
+            best_keys(slices, q, &ahead, max, 1);
+        else
+            best_keys(slices, q, &ahead, max, INDEX_FEW);
     }
     for (int i = 0; i < num_rows; i++)
         scores[i * row_stride] = _mm512_reduce_max_ps(max[i]) / E4M3_SMALL;
