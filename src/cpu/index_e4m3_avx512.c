@@ -3,12 +3,11 @@
  * index_e4m3_avx512.c - indexer scores of few rows over E4M3 keys: decode (index_c.c defines it; bit-equal).
  *
  * Layout    16 keys are the lanes, so K is turned: as bytes, with a quarter of the shuffles that FP32 values take. It
- *           stays in L1 as FP16, 32 KiB a page, and becomes FP32 where it is multiplied.
+ *           stays in L1 as FP16, 4 KiB a slice, and becomes FP32 where it is multiplied.
  * Floor     a page, 16 KiB, at the rate of memory. Vector operations for 64 codes: 4 shuffles to turn them, 2 to look
  *           for NaN, 6 to FP16, and 4 conversions and multiply-adds each to use them, 2 a cycle: 2560 cycles a page.
- * Measured  2026-11-29, Xeon family 6 model 207, best cycles a page, 1 row: in L2 3900, out of cache 5100 (8.7 GB/s;
- *           by way of FP32 keys it was 7700 and 9400). `msa bench index --decode --index-heads 1 --format fp8
- *           --isa avx512`: 59 % of the read rate of the same run, 33 % before.
+ * Measured  2026-11-30, Xeon family 6 model 207, best cycles a page, 1 row: in L2 4050, out of cache 4900 (8.9 GB/s),
+ *           with the core's other hyperthread busy 5400 and 6000; 4 rows out of cache 6300.
  * Bound by  the shuffles and conversions, then memory, which is only partly read beside them.
  */
 #include "ahead_zmm.h"
@@ -17,10 +16,6 @@
 
 #include <immintrin.h>
 #include <math.h>
-
-/* Slices at a time: as many chains of multiply-adds as a conversion beside each of them leaves time for, and half of what
- * fits L1. */
-enum { TOGETHER = 4 };
 
 /* Element d of 16 keys: see convert_slice. */
 typedef uint16_t turned_slice[4][16][2][SLICE];
@@ -87,12 +82,13 @@ static void convert_slice(const uint8_t *from, int64_t stride, turned_slice slic
         put_nan(from, stride, slice);
 }
 
-/* max: of the lanes' keys in the slices, for each row. Pairs of elements, odd first. */
-INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ahead, __m512 *max, const int rows)
+/* max: of the lanes' keys in `together` slices, for each row. Pairs of elements, odd first. */
+INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ahead, __m512 *max, const int together,
+                      const int rows)
 {
     __m512 sums[16];
     UNROLL
-    for (int i = 0; i < TOGETHER * rows; i++)
+    for (int i = 0; i < together * rows; i++)
         sums[i] = _mm512_setzero_ps();
     for (int first = 0; first < 128; first += 16) {
         fetch_ahead(ahead);
@@ -100,7 +96,7 @@ INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ah
             UNROLL
             for (int e = 1; e >= 0; e--) {
                 UNROLL
-                for (int j = 0; j < TOGETHER; j++) {
+                for (int j = 0; j < together; j++) {
                     __m512 k = _mm512_cvtph_ps(_mm256_load_si256((const void *)element(slices[j], pair + e)));
                     UNROLL
                     for (int i = 0; i < rows; i++)
@@ -111,30 +107,38 @@ INLINE void best_keys(turned_slice *slices, const float *q, struct cpu_ahead *ah
         }
     }
     UNROLL
-    for (int j = 0; j < TOGETHER; j++) {
+    for (int j = 0; j < together; j++) {
         UNROLL
         for (int i = 0; i < rows; i++)
             max[i] = _mm512_max_ps(sums[j * rows + i], max[i]); /* a NaN leaves max: the operands' order counts */
     }
 }
 
-void index_few_e4m3_avx512(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
+/* The slices [first, first + together) of a page. One row takes all eight at once: fewer are not enough chains of
+ * multiply-adds. Four rows take four, which leave L1 to the page. */
+INLINE void best_of_slices(const struct cpu_page *page, int first, const float *q, struct cpu_ahead *ahead, __m512 *max,
+                           const int together, const int rows)
 {
     turned_slice *slices = page->k_operand;
+    for (int j = 0; j < together; j++) {
+        for (int i = 0; i < 3; i++)
+            fetch_ahead(ahead);
+        convert_slice(page->k.data + (first + j) * SLICE * page->k.token_stride, page->k.token_stride, slices[j]);
+    }
+    best_keys(slices, q, ahead, max, together, rows);
+}
+
+void index_few_e4m3_avx512(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
+{
     struct cpu_ahead ahead = page->ahead;
     __m512 max[INDEX_FEW];
     for (int i = 0; i < INDEX_FEW; i++)
         max[i] = _mm512_set1_ps(-INFINITY);
-    for (int first = 0; first < NUM_SLICES; first += TOGETHER) {
-        for (int j = 0; j < TOGETHER; j++) {
-            for (int i = 0; i < 3; i++)
-                fetch_ahead(&ahead);
-            convert_slice(page->k.data + (first + j) * SLICE * page->k.token_stride, page->k.token_stride, slices[j]);
-        }
-        if (num_rows == 1)
-            best_keys(slices, q, &ahead, max, 1);
-        else
-            best_keys(slices, q, &ahead, max, INDEX_FEW);
+    if (num_rows == 1) {
+        best_of_slices(page, 0, q, &ahead, max, 8, 1);
+    } else {
+        best_of_slices(page, 0, q, &ahead, max, 4, INDEX_FEW);
+        best_of_slices(page, 4, q, &ahead, max, 4, INDEX_FEW);
     }
     for (int i = 0; i < num_rows; i++)
         scores[i * row_stride] = _mm512_reduce_max_ps(max[i]) / E4M3_SMALL;
