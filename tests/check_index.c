@@ -157,6 +157,26 @@ static void check_many_rows(harness *h, int pair)
         }
 }
 
+/* Long contexts, of which a GPU's parts get many pages each: they cross tiles, and each warp may take whole pages. */
+static void check_long_parts(harness *h, int pair)
+{
+    if (h->options.device == MSA_DEVICE_CPU)
+        return;
+    int32_t q_lens[48], kv_lens[48];
+    for (int r = 0; r < 48; r++) {
+        q_lens[r] = r % 11 == 7 ? 0 : r % 5 == 2 ? 2 : 1;
+        kv_lens[r] = r % 6 == 4 ? 300 + r : 14000 + 97 * r;
+    }
+    for (int heads = 1; heads < 4; heads += 2) {
+        index_spec s = pair_spec(pair);
+        s.decode = true;
+        s.heads = heads;
+        s.requests = batch_of(48, q_lens, kv_lens);
+        s.requests.pool = 300;
+        test(h, &s, "long-parts", heads);
+    }
+}
+
 static double small_integer(const place *where, const void *data)
 {
     (void)data;
@@ -250,6 +270,7 @@ void check_index(harness *h)
         check_same_bits(h, pair, false);
         check_same_bits(h, pair, true);
         check_many_rows(h, pair);
+        check_long_parts(h, pair);
         check_few_of_many(h, pair);
         check_fast_decode(h, pair);
         for (int i = 0; i < randoms; i++)

@@ -135,23 +135,23 @@ static __device__ __forceinline__ void attend_pages(const shared_job &job, const
     uint32_t q = matrix_low(shared_address(m.q[group]));
     row_state o;
     clear(o);
-    stage_turn at = {0, 0};
+    ring_place<STAGES> at = {0};
 #pragma unroll 1
     for (;;) {
-        barrier_wait(shared_address(&m.full[at.stage]), at.parity);
-        uint32_t selected = (uint32_t)uniform((int)m.info[at.stage].queries);
+        wait_full(m, at);
+        uint32_t selected = (uint32_t)uniform((int)m.info[at.stage()].queries);
         if (!selected)
             break;
         if (selected & own) {
-            uint32_t stage = matrix_low(shared_address(m.stage[at.stage]));
+            uint32_t stage = matrix_low(shared_address(m.stage[at.stage()]));
             attend_page<types>(
-                o, q, stage, m.scale, [&] { return look_at(m, at.stage, width); }, [] {},
+                o, q, stage, m.scale, [&] { return look_at(m, (int)at.stage(), width); }, [] {},
                 [&] { return stage + types::K_BYTES / 16; }, [] {});
         }
         __syncwarp();
         if (thread_now() % CUDA_WARP == 0)
-            barrier_arrive(shared_address(&m.empty[at.stage]));
-        advance(at);
+            barrier_arrive(shared_address(&m.empty[at.stage()]));
+        at.advance();
     }
     write_results(job, m.tile, find_work(d).kv_head, thread_now() / WARPGROUP, m.scale, m.out_scale, o);
 }
@@ -204,6 +204,8 @@ static __global__ void __launch_bounds__(CONSUMERS *WARPGROUP + LOADERS, 1)
             m.table[i] = scaled_magnitudes((uint32_t)i);
     if (threadIdx.x < SEEN_BITS / 32)
         m.seen[threadIdx.x] = 0;
+    if (threadIdx.x == 0)
+        prefetch_l2(job.tiles + blockIdx.x);
     __syncthreads();
     grid_wait(); /* what this launch reads and writes, the one ahead of it may still write and read */
     cuda_tile t = job.tiles[blockIdx.x];

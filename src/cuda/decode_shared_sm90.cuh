@@ -73,20 +73,6 @@ struct shared_job {
     float log2_one; /* of a term of 1: a constant that the compiler must not know, see write_results */
 };
 
-/* A stage, and the parity of the round in which it is used. */
-struct stage_turn {
-    int stage;
-    uint32_t parity;
-};
-
-static __device__ __forceinline__ void advance(stage_turn &at)
-{
-    if (++at.stage == STAGES) {
-        at.stage = 0;
-        at.parity ^= 1;
-    }
-}
-
 /* ------------------------------------------------------------------------------------------------ the union */
 
 /* Walks the tile's lists, which ascend: lane l has query l's. Every loading warp walks for itself. */
@@ -348,7 +334,7 @@ template <storage STORAGE> struct page_loader {
     int head;
     shared_memory<STORAGE> &m;
     uint32_t one;
-    stage_turn at;
+    ring_place<STAGES> at;
     raw_page<STORAGE> raw;
 
     /* Keys that the tile's first query sees, and the last one. */
@@ -364,16 +350,16 @@ template <storage STORAGE> struct page_loader {
 
     __device__ __forceinline__ void begin_stage(uint32_t queries, int first_keys)
     {
-        barrier_wait(shared_address(&m.empty[at.stage]), at.parity ^ 1); /* the first round finds them empty */
+        wait_empty(m, at);
         if (threadIdx.x % LOADERS == 0)
-            m.info[at.stage] = stage_info{queries, first_keys};
+            m.info[at.stage()] = stage_info{queries, first_keys};
     }
 
     __device__ __forceinline__ void give_stage()
     {
         fence_async_reads();
-        barrier_arrive(shared_address(&m.full[at.stage]));
-        advance(at);
+        give_full(m, at);
+        at.advance();
     }
 
     /* A page with values that are not finite, which not all queries see that see the page: each gets a stage of its own
@@ -386,9 +372,9 @@ template <storage STORAGE> struct page_loader {
             int keys = min(first_keys(page) + __ffs((int)left) - 1, MSA_PAGE_SIZE);
             begin_stage(left & -left, first_keys(page));
             load_keys(d, head, page, keys, raw);
-            place_keys(raw, table, one, shared_address(m.stage[at.stage]));
+            place_keys(raw, table, one, shared_address(m.stage[at.stage()]));
             load_values(d, head, page, keys, raw);
-            place_values(raw, table, one, false, shared_address(m.stage[at.stage]));
+            place_values(raw, table, one, false, shared_address(m.stage[at.stage()]));
             give_stage();
         }
     }
@@ -412,7 +398,7 @@ template <storage STORAGE> struct page_loader {
             shared_page next = walk.step(d);
             bool check = first_keys(page) < MSA_PAGE_SIZE;
             begin_stage(page.queries, first_keys(page));
-            uint32_t stage = shared_address(m.stage[at.stage]);
+            uint32_t stage = shared_address(m.stage[at.stage()]);
             place_keys(raw, table, one, stage);
             if (next.queries)
                 load_keys(d, head, next, last_keys(next), raw);
@@ -438,7 +424,7 @@ static __device__ __forceinline__ void load_pages(const decode_job &d, const cud
 {
     uint32_t one;
     asm("mov.b32 %0, 0x3C003C00;" : "=r"(one)); /* 1, 1: opaque, so that upper_half stays a product */
-    page_loader<STORAGE> loader = {d, t, head, m, one, {0, 0}, {}};
+    page_loader<STORAGE> loader = {d, t, head, m, one, {0}, {}};
     loader.run();
 }
 

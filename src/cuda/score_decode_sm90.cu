@@ -13,61 +13,43 @@
  * one new token a page costs 64 products, and memory is what it waits for. prepare cuts the list of (tile, page) pairs
  * into one part of equal length for each of the GROUPS groups of four warps of every SM: few rows over a long context
  * fill the chip, many over a short one are hardly split. A group fetches its pages by the copy engine into a ring of
- * its own; each warp takes a quarter of the keys, one barrier a page exchanges the maxima and frees the slot.
+ * its own; each warp takes a quarter of the keys, one barrier a page exchanges the maxima and frees the slot. Long
+ * parts with NVFP4 keys in `exact` go by whole pages to the warps (score_warps_sm90.cuh), same products, same bits.
  *
  * Floor: the bytes of the history pages at 4.69 TB/s.
- * Measured on an H200, 2026-11-29, us a call with selection in a chain of calls in one graph, cold inputs, exact but
- * where it says fast: FP8, 1 head: batch 1 at 8K 5.0, 32K 6.1, 128K 9.6; batch 8 at 128K 40; batch 128 there 520 (88 %
- * of the read rate); 4 heads, batch 32 at 32K 41, fast 40. NVFP4, batch 128 at 128K 398, bound by conversions (11
- * operations for 8 elements, half as many a cycle as others); fast 306 (84 %; 7 operations).
+ * Measured on an H200, 2026-11-30, us a call with selection in a chain of calls in one graph, cold inputs, exact but
+ * where it says fast: FP8, 1 head: batch 1 at 8K 4.7, 32K 5.7, 128K 9.3; batch 8 at 128K 40; batch 128 there 517 (89 %
+ * of the read rate); 4 heads, batch 32 at 32K 41, fast 40. NVFP4, batch 128 at 128K 310 (84 %; 395 by groups, whose
+ * conversions, 11 operations for 8 elements, half as many a cycle as others, with all else they do once a page and warp
+ * take 490 of the 695 cycles of a page), fast 305; batch 8 there 31 (34 by groups).
  */
-#include "decode_sm90.cuh"
-#include "step.cuh"
+#include "score_warps_sm90.cuh"
 #include "tensor_map.cuh"
 
-#include <math.h>
+enum { MOST_HEADS = 64 };
 
-enum { GROUPS = 4, THREADS = GROUPS * GROUP, TILE_ROWS = 16, MOST_HEADS = 64, COLUMNS = 8 /* of a product */ };
+/* Whether parts that are long enough are the warps', not their group's. */
+template <storage STORAGE, bool FAST> constexpr bool BY_WARPS = tile<STORAGE>::NVFP4 && !FAST;
 
-/* A part of the work: `pages` pages from `first_page` of tile `tile` on, and so on in the tiles behind it. */
-struct extent {
-    cuda_tile tile;
-    int32_t index, first_page, pages, reserved;
-};
-
-/* With its first physical pages, as far as they are the first tile's, so that copies start before the page table is
- * seen; -1 behind them. */
-enum { FIRST_IDS = 8 };
-struct part {
-    extent all;
-    int32_t ids[FIRST_IDS];
-};
-
-/* What the kernel needs of a job, in the order in which it does: a launch's first look at each line of 64 bytes of its
- * parameters takes as long as one at memory. */
-struct score_job {
-    const part *parts;
-    const cuda_tile *tiles;
-    const char *page_table, *index_q;
-    int64_t page_table_stride, index_q_row_stride, index_q_head_stride;
-    int32_t heads, max_pages;
-    tile_source k;
-    char *scores;
-    int64_t scores_row_stride, scores_head_stride;
-    uint32_t *error;
-    int32_t num_pages;
-    bool bulk;       /* tiles are copied by the copy engine */
-    CUtensorMap map; /* E4M3, BF16 */
+/* Of a group. */
+template <storage STORAGE, bool FAST> struct alignas(1024) group_memory {
+    static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 2; /* more than 2 of 16 KB make the first ones late */
+    static_assert(SLOTS <= FIRST_IDS);
+    union {
+        struct {
+            uint8_t ring[SLOTS][tile<STORAGE>::BYTES];
+            float part[2][GROUP_WARPS][MOST_HEADS]; /* maxima of the warps */
+        };
+        warp_ring warps[BY_WARPS<STORAGE, FAST> ? GROUP_WARPS : 1];
+    };
 };
 
 template <storage STORAGE, bool FAST> struct memory {
-    static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 2; /* more than 2 of 16 KB make the first ones late */
-    static_assert(SLOTS <= FIRST_IDS);
-    uint8_t ring[GROUPS][SLOTS][tile<STORAGE>::BYTES];
+    static constexpr int SLOTS = group_memory<STORAGE, FAST>::SLOTS;
+    group_memory<STORAGE, FAST> group[GROUPS];
     uint8_t q[FAST ? GROUPS : 0][MOST_HEADS * 128]; /* rows of a tile as operands of FP8 products */
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
-    float part[GROUPS][2][GROUP_WARPS][MOST_HEADS]; /* maxima of the warps */
-    int32_t absent[GROUPS][SLOTS];                  /* the table names no page of the cache: the score is -inf */
+    int32_t absent[GROUPS][SLOTS]; /* the table names no page of the cache: the score is -inf */
     uint64_t full[GROUPS][SLOTS];
     uint32_t touched; /* see score_parts */
 };
@@ -113,131 +95,6 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ queries */
-
-/* Which row of the tile a column is; NULL: none. */
-static __device__ inline const char *query_row(const score_job &d, const cuda_tile &tile, int column)
-{
-    int heads = d.heads, query = column / heads, head = column % heads;
-    return query < tile.num_rows
-               ? d.index_q + (tile.first_row + query) * d.index_q_row_stride + head * d.index_q_head_stride
-               : nullptr;
-}
-
-/* Eight rows as the products' b operands: lane (g, t) holds of row g, step c, the elements 16c + 4t .. 4t+3 (E4M3),
- * 32t + 4c .. 4c+3 (NVFP4) or 16c + 2t, +1, +8, +9 (16 bits). */
-template <storage STORAGE> static __device__ inline void load_columns(const char *row, uint32_t (&q)[8][2])
-{
-    int t = threadIdx.x % 4;
-#pragma unroll
-    for (int c = 0; c < 8; c++) {
-        if constexpr (tile<STORAGE>::HALF) {
-            q[c][0] = row ? *(const uint32_t *)(row + 32 * c + 4 * t) : 0;
-            q[c][1] = row ? *(const uint32_t *)(row + 32 * c + 16 + 4 * t) : 0;
-        } else if constexpr (tile<STORAGE>::NVFP4) { /* in widen_key's order */
-            uint32_t codes = row ? *(const uint32_t *)(row + 32 * t + 4 * c) : 0;
-            widen_4(permute(codes, codes, 0x3120), q[c][0], q[c][1]);
-        } else {
-            widen_4(row ? *(const uint32_t *)(row + 16 * c + 4 * t) : 0, q[c][0], q[c][1]);
-        }
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------ one tile of keys */
-
-/* NVFP4: what a lane (g, t) takes of the keys first_key + g and + 8: 32 codes from 32t on, and the table entries of
- * their two blocks. */
-struct raw_keys {
-    uint4 codes[2];
-    uint2 entry[2][2];
-};
-
-static __device__ inline raw_keys load_raw(uint32_t tile_at, uint32_t table, int first_key)
-{
-    int lane = threadIdx.x % CUDA_WARP, g = lane / 4, t = lane % 4;
-    raw_keys raw;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t key = (uint32_t)(first_key + 8 * r + g);
-        raw.codes[r] = load_shared_128(tile_at + key * 64 + 16 * t);
-#pragma unroll
-        for (int block = 0; block < 2; block++)
-            raw.entry[r][block] = load_shared_64(table + load_shared_8(tile_at + SCALES + key * 8 + 2 * t + block) * 8);
-    }
-    return raw;
-}
-
-/* Steps 2c and 2c + 1 of them, as a operands. */
-static __device__ inline void widen_raw(const raw_keys &raw, uint32_t one, int c, uint32_t (&a)[2][4])
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const uint4 &codes = raw.codes[r];
-        uint32_t pair[4]; /* elements (0,2) (4,6) (1,3) (5,7) */
-        widen_key(c == 0 ? codes.x : c == 1 ? codes.y : c == 2 ? codes.z : codes.w, raw.entry[r][c / 2], one, pair);
-        a[0][r] = pair[0], a[0][2 + r] = pair[2];
-        a[1][r] = pair[1], a[1][2 + r] = pair[3];
-    }
-}
-
-/* E4M3, 16 bits: 16 keys, steps 2c and 2c + 1 (8 bits) or step c (16 bits), as a operands. */
-template <storage STORAGE>
-static __device__ inline void load_rows(uint32_t tile_at, int first_key, int c, uint32_t (&a)[2][4])
-{
-    using T = tile<STORAGE>;
-    /* E4M3: matrices of keys 0-7 and 8-15 at chunk 2c, then at 2c + 1; 16 bits: the two chunks of a step. */
-    int lane = threadIdx.x % CUDA_WARP, key = first_key + lane % 16, chunk = 2 * c + lane / 16;
-    uint32_t m[4], place = key * 128 + ((chunk % 8 ^ key % 8) << 4);
-    load_matrices(m, tile_at + (T::HALF ? chunk / 8 * (T::BYTES / 2) : 0) + place);
-    if constexpr (T::HALF) {
-        a[0][0] = m[0], a[0][1] = m[1], a[0][2] = m[2], a[0][3] = m[3];
-    } else {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            widen_4(m[2 * i], a[i][0], a[i][2]);
-            widen_4(m[2 * i + 1], a[i][1], a[i][3]);
-        }
-    }
-}
-
-/* The maxima of COLUMN_BLOCKS * 8 rows over the warp's keys; a lane has those of the rows 2t and 2t + 1, over its
- * keys. */
-template <storage STORAGE, int COLUMN_BLOCKS>
-static __device__ inline void score_tile(uint32_t tile_at, uint32_t table, uint32_t one, const uint32_t (&q)[2][8][2],
-                                         float (&best)[2][2])
-{
-    using T = tile<STORAGE>;
-    constexpr operand TYPE = T::HALF ? OPERAND_BF16 : OPERAND_F16;
-    int first = threadIdx.x / CUDA_WARP % GROUP_WARPS * T::WARP_KEYS;
-#pragma unroll
-    for (int rows = 0; rows < T::WARP_KEYS; rows += 16) {
-        float s[COLUMN_BLOCKS][4] = {};
-        raw_keys raw;
-        if (T::NVFP4)
-            raw = load_raw(tile_at, table, first + rows);
-#pragma unroll
-        for (int c = 0; c < (T::HALF ? 8 : 4); c++) {
-            uint32_t a[2][4];
-            if constexpr (T::NVFP4)
-                widen_raw(raw, one, c, a);
-            else
-                load_rows<STORAGE>(tile_at, first + rows, c, a);
-#pragma unroll
-            for (int i = 0; i < (T::HALF ? 1 : 2); i++)
-#pragma unroll
-                for (int n = 0; n < COLUMN_BLOCKS; n++) {
-                    int step = T::HALF ? c : 2 * c + i;
-                    mma_16x8x16<TYPE>(s[n], a[i], q[n][step][0], q[n][step][1]);
-                }
-        }
-#pragma unroll
-        for (int n = 0; n < COLUMN_BLOCKS; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) /* fmaxf drops NaN */
-                best[n][i] = fmaxf(best[n][i], fmaxf(s[n][i], s[n][2 + i]));
-    }
-}
-
 /* ------------------------------------------------------------------------------------------------ FP8 products */
 
 /* A tile's rows to shared memory, rows of 128 bytes with 128-byte swizzle; by a group. Step c has the elements 32c ..
@@ -266,7 +123,7 @@ static __device__ inline void load_codes(uint32_t tile_at, uint32_t table, uint3
         int first = threadIdx.x / CUDA_WARP % GROUP_WARPS * 32 + 16 * half;
         raw_keys raw;
         if (tile<STORAGE>::NVFP4)
-            raw = load_raw(tile_at, table, first);
+            raw = load_raw(tile_at, tile_at + SCALES, table, first);
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             if constexpr (tile<STORAGE>::NVFP4) {
@@ -361,7 +218,7 @@ template <storage STORAGE, bool FAST> struct fetcher {
         int group = threadIdx.x / GROUP;
         int32_t physical = __shfl_sync(~0u, ids, (page - base) % CUDA_WARP);
         bool absent = physical < 0 || physical >= d.num_pages;
-        uint32_t to = shared_address(m.ring[group][slot]), barrier = shared_address(&m.full[group][slot]);
+        uint32_t to = shared_address(m.group[group].ring[slot]), barrier = shared_address(&m.full[group][slot]);
         if (threadIdx.x % GROUP == 0) {
             m.absent[group][slot] = absent;
             if (absent)
@@ -402,7 +259,7 @@ static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32
     using T = tile<STORAGE>;
     int lane = threadIdx.x % CUDA_WARP, warp = uniform(threadIdx.x / CUDA_WARP % GROUP_WARPS),
         group = threadIdx.x / GROUP;
-    int rows = t.num_rows * d.heads;
+    int rows = t.num_rows * d.heads, own = warp * T::WARP_KEYS;
     uint32_t q[2][8][2];
     auto load_queries_from = [&](int first) {
         load_columns<STORAGE>(query_row(d, t, first + lane / 4), q[0]);
@@ -429,13 +286,13 @@ static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32
 
 #pragma unroll 1
     for (; page < end; page++) {
-        float(*part)[MOST_HEADS] = m.part[group][at.maxima];
+        float(*part)[MOST_HEADS] = m.group[group].part[at.maxima];
         at.maxima ^= 1;
         bool absent = false;
 #pragma unroll 1
         for (int half = 0; half < T::PER_PAGE; half++) {
             barrier_wait(shared_address(&m.full[group][at.slot]), at.parity);
-            uint32_t keys = shared_address(m.ring[group][at.slot]), table = shared_address(m.table);
+            uint32_t keys = shared_address(m.group[group].ring[at.slot]), table = shared_address(m.table);
             auto give = [&](int first,
                             float(&best)[2]) { /* maxima of the rows first .. first + 7 */
 #pragma unroll
@@ -464,9 +321,9 @@ static __device__ void score_pages(const score_job &d, const cuda_tile &t, int32
                     if (rows > TILE_ROWS)
                         load_queries_from(first);
                     if (rows - first > COLUMNS)
-                        score_tile<STORAGE, 2>(keys, table, one, q, best);
+                        score_keys<STORAGE, 2, T::WARP_KEYS>(keys, keys + SCALES, table, one, own, q, best);
                     else
-                        score_tile<STORAGE, 1>(keys, table, one, q, best);
+                        score_keys<STORAGE, 1, T::WARP_KEYS>(keys, keys + SCALES, table, one, own, q, best);
                     give(first, best[0]);
                     if (rows - first > COLUMNS)
                         give(first + COLUMNS, best[1]);
@@ -524,6 +381,11 @@ static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_co
     int lane = threadIdx.x % CUDA_WARP;
     int32_t first_ids = lane < FIRST_IDS ? own.ids[lane] : -1;
     extent p = own.all;
+    if constexpr (BY_WARPS<STORAGE, FAST>)
+        if (p.pages >= MANY_PAGES && d.bulk && d.heads <= TILE_ROWS) {
+            score_by_warp(d, p, first_ids, m.group[group].warps[warp], shared_address(m.table));
+            return;
+        }
     fetcher<STORAGE, FAST> f = {};
     if (warp == 0 || !d.bulk)
         f.start(d, p, first_ids, m);
