@@ -33,8 +33,10 @@ double quantile(const double *sorted, int count, double fraction)
  * windows of the peak stand between rounds of samples, and a sample's share is of the mean of those before and after
  * its round. */
 struct beside {
+    enum peak peak;
+    int threads;
+    bool wanted, open; /* opened when first measured: to touch the memory of a peak empties the caches */
     struct peak_probe probe;
-    bool open;
     double work;            /* of a sample, in the peak's units: a floor is work / rate * 1e-9 seconds */
     double *rates, *shares; /* of all windows, of all samples */
     int num_rates;
@@ -49,7 +51,11 @@ static double measure_beside(struct beside *beside, double round_seconds)
 {
     double rates[MOST_WINDOWS], wanted = round_seconds * WINDOW_PART / 0.002;
     int count = wanted < 1 ? 1 : wanted > MOST_WINDOWS ? MOST_WINDOWS : (int)wanted;
-    if (!beside->open)
+    if (beside->wanted && !beside->open) {
+        beside->open = true;
+        beside->wanted = peak_open(&beside->probe, beside->peak, beside->threads);
+    }
+    if (!beside->wanted)
         return 0;
     for (int i = 0; i < count; i++) {
         rates[i] = peak_window(&beside->probe);
@@ -77,9 +83,9 @@ static int take_samples(struct subject *subject, const struct bench_options *opt
         if (subject->call(subject, rotation % subject->rotations, &run, &total) != CLI_OK)
             return CLI_BAD;
     }
-    started = seconds_now();
     /* A single call is for profilers: nothing before it, and nothing that would empty the caches for it. */
     double before = options->run_once ? 0 : measure_beside(beside, ROUND_SECONDS), round_started = seconds_now();
+    started = round_started;
     for (*count = 0; *count < MAX_SAMPLES; rotation++) {
         if (subject->call(subject, rotation % subject->rotations, &runs[*count], &totals[*count]) != CLI_OK)
             return CLI_BAD;
@@ -149,14 +155,16 @@ static bool open_beside(struct beside *beside, const struct subject *subject, in
                               .shares = calloc(MAX_SAMPLES, sizeof(*beside->shares))};
     if (!beside->rates || !beside->shares)
         return false;
-    enum peak peak = !subject->memory_bound ? peak_of_kernel(subject->kernel) : subject->copies ? PEAK_COPY : PEAK_READ;
-    beside->open = device_is_host(subject->device) && peak_open(&beside->probe, peak, threads);
+    beside->wanted = device_is_host(subject->device);
+    beside->threads = threads;
+    beside->peak = !subject->memory_bound ? peak_of_kernel(subject->kernel) : subject->copies ? PEAK_COPY : PEAK_READ;
     return true;
 }
 
 static void close_beside(struct beside *beside)
 {
-    peak_close(&beside->probe);
+    if (beside->open)
+        peak_close(&beside->probe);
     free(beside->rates);
     free(beside->shares);
 }
