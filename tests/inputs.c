@@ -59,6 +59,9 @@ int64_t row_strides(row_layout layout, int64_t rows, int64_t heads, int64_t elem
     } else if (layout == ROWS_GAPS) {
         *head_stride = element + gap;
         *row_stride = heads * *head_stride + 3 * gap;
+    } else if (layout == ROWS_REPEATED) {
+        *head_stride = 0;
+        *row_stride = element;
     } else {
         *head_stride = element;
         *row_stride = heads * element;

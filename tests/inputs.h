@@ -58,8 +58,9 @@ static inline int64_t min_i64(int64_t a, int64_t b)
 typedef enum row_layout {
     ROWS_DENSE,
     ROWS_HEAD_MAJOR,
-    ROWS_GAPS
-} row_layout; /* [T,H,..], [H,T,..], [T,H,..] with gaps */
+    ROWS_GAPS,
+    ROWS_REPEATED
+} row_layout; /* [T,H,..], [H,T,..], [T,H,..] with gaps; inputs only: [T,..], the same for all heads */
 typedef enum cache_layout {
     CACHE_DENSE,       /* K and V apart */
     CACHE_GAPS,        /* the same with unused bytes after each token, head and page */

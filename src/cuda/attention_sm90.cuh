@@ -20,7 +20,7 @@
  *
  * For E4M3 queries the elements of d of Q and K stand in another order: where a lane t of the operand Q has words of E
  * elements (2 of F16, 4 of E4M3), at 4E * n + E * t, these are, n ascending, the elements 16t.. and 64 + 16t.. of the
- * query, two runs of 16 bytes: page-major work loads them right into registers.
+ * query, two runs of 16 bytes: page-major work loads them as its operand.
  *
  * E4M3 V lies transposed: 128 rows of d, 128 bytes of keys each, swizzled. Within 32 keys, byte 16h + 4t + e is key
  * 16h + 8*(e/2) + 2t + e%2: then the four P that a lane has of 16h.. are its four bytes of the product's operand and no

@@ -68,6 +68,20 @@ static __device__ inline float merged_lse(const cuda_merge &merge, float max, fl
     return sum == 0 ? -INFINITY : (sums ? max * 0.693147181f : max) + logf(sum);
 }
 
+/* The last steps to a result. An infinite value that the row sees gives NaN, as every other non-finite input does. */
+template <int N> static __device__ inline void finish_merged(const cuda_merge &merge, int32_t head, float *out)
+{
+    if (!merge.divides)
+        return;
+    int32_t kv_head = head / (merge.job.num_q_heads / merge.job.num_kv_heads);
+    float factor = merge.global_factor ? *merge.global_factor : 1.0f;
+    if (merge.factor)
+        factor *= *(const float *)((const char *)merge.factor + kv_head * merge.factor_stride);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        out[i] = (out[i] + (out[i] - out[i])) * factor;
+}
+
 /* Element i of 16-byte chunks of a state. */
 template <msa_dtype DTYPE> static __device__ inline float state_element(const uint32_t *word, int i)
 {

@@ -8,7 +8,8 @@
  * A tile is 64 consecutive heads of the flat list: of each state 16 KB that lie together. A warp that only copies keeps
  * SLOTS such pieces in a ring ahead of the 256 threads that add them up in FP32. Four threads take a head: thread q of
  * them holds the LSEs of states 4q..4q+3 (and 16 more), and every fourth 16-byte chunk of the output. The next tile's
- * LSEs are loaded before this tile's states are waited for.
+ * LSEs are loaded before this tile's states are waited for. States with maxima and sums apart come in blocks of 16
+ * heads (struct cuda_merge), of which a tile has four.
  *
  * Shared memory: a block, alone on its SM, has two such rings, each with its own threads: 224 KB under way.
  * Registers: 96.
@@ -23,6 +24,7 @@ enum {
     HEADS = 64, /* of a tile */
     TEAM = 4,   /* threads a head */
     CHUNKS = 4, /* of 8 elements, a thread */
+    BLOCK = 16, /* heads, of states in blocks */
     ADDERS = HEADS * TEAM,
     ROW_BYTES = 2 * MSA_HEAD_DIM,
     SLOT_BYTES = HEADS * ROW_BYTES,
@@ -99,6 +101,8 @@ static __device__ inline void copy_states(const cuda_merge &merge, int64_t first
     int next = look_at_counts(merge, first, heads);
     for (; first < heads; first += step) {
         uint32_t bytes = ROW_BYTES * (uint32_t)(heads - first < HEADS ? heads - first : HEADS);
+        if (merge.blocked)
+            bytes = (bytes + BLOCK * ROW_BYTES - 1) / (BLOCK * ROW_BYTES) * (BLOCK * ROW_BYTES);
         int states = __reduce_max_sync(~0u, next);
         next = look_at_counts(merge, first + step, heads);
         for (int s = 0; s < states; s++) {
@@ -191,12 +195,16 @@ static __device__ inline int chunk_offset(int c)
     return 16 * ((threadIdx.x % TEAM + TEAM * c) ^ (threadIdx.x / TEAM % 2 * TEAM));
 }
 
-template <msa_dtype DTYPE>
-static __device__ inline void add_state(const uint8_t *row, float weight, float (&out)[CHUNKS][8])
+/* head: of the tile. */
+template <msa_dtype DTYPE, bool BLOCKED>
+static __device__ inline void add_state(const uint8_t *slot, int head, float weight, float (&out)[CHUNKS][8])
 {
+    const uint8_t *from = BLOCKED ? slot + head / BLOCK * (BLOCK * ROW_BYTES) + head % BLOCK * (ROW_BYTES / CHUNKS) +
+                                        threadIdx.x % TEAM * 16
+                                  : slot + head * ROW_BYTES;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
-        uint4 data = *(const uint4 *)(row + chunk_offset(c));
+        uint4 data = *(const uint4 *)(from + (BLOCKED ? c * (BLOCK * ROW_BYTES / CHUNKS) : chunk_offset(c)));
 #pragma unroll
         for (int i = 0; i < 8; i++)
             out[c][i] = fmaf(weight, state_element<DTYPE>((const uint32_t *)&data, i), out[c][i]);
@@ -219,7 +227,7 @@ static __device__ inline void add_states(int states, const lses<GROUPS, SUMS> &w
                 float weight = __shfl_sync(~0u, weights.of[g][i], q, TEAM);
                 barrier_wait(shared_address(&m.full[at.slot]), at.parity);
                 if (!(weight < 0)) /* NaN is used */
-                    add_state<DTYPE>(m.slot[at.slot] + threadIdx.x % RING_THREADS / TEAM * ROW_BYTES, weight, out);
+                    add_state<DTYPE, SUMS>(m.slot[at.slot], threadIdx.x % RING_THREADS / TEAM, weight, out);
                 __syncwarp();
                 if (lane == 0)
                     barrier_arrive(shared_address(&m.empty[at.slot]));
@@ -227,13 +235,15 @@ static __device__ inline void add_states(int states, const lses<GROUPS, SUMS> &w
             }
 }
 
-static __device__ inline void store_head(const merge_job &job, const place &at, const float (&out)[CHUNKS][8],
-                                         float lse)
+template <bool BLOCKED>
+static __device__ inline void store_head(const cuda_merge &merge, const place &at, float (&out)[CHUNKS][8], float lse)
 {
+    const merge_job &job = merge.job;
+    finish_merged<CHUNKS * 8>(merge, at.head, out[0]);
     char *row = (char *)job.out + at.row * job.out_row_stride + at.head * job.out_head_stride;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        __stcs((uint4 *)(row + chunk_offset(c)),
+        __stcs((uint4 *)(row + (BLOCKED ? 16 * (threadIdx.x % TEAM + TEAM * c) : chunk_offset(c))),
                job.out_dtype == MSA_BF16 ? pack_8<OPERAND_BF16>(out[c]) : pack_8<OPERAND_F16>(out[c]));
     if (job.lse && threadIdx.x % TEAM == 0)
         *(float *)((char *)job.lse + at.row * job.lse_row_stride + at.head * job.lse_head_stride) = lse;
@@ -279,7 +289,7 @@ static __global__ void __launch_bounds__(RINGS *RING_THREADS, 1) stream_states(c
         load_lses(merge, next, first + tiles_on, heads, ahead);
         add_states<DTYPE>(states, weights, m, at, out);
         if (weights.count >= 0)
-            store_head(job, own, out, lse);
+            store_head<SUMS>(merge, own, out, lse);
     }
 }
 
@@ -305,7 +315,8 @@ static bool streams(const struct cuda_merge *merge)
 {
     const struct merge_job *job = &merge->job;
     msa_dtype dtype = job->states[0].out_dtype;
-    bool ok = dtype != MSA_F32 && job->out_dtype != MSA_F32 && (!merge->sum_offset || dtype == MSA_BF16);
+    bool ok = (merge->sum_offset != 0) == merge->blocked && dtype != MSA_F32 && job->out_dtype != MSA_F32 &&
+              (!merge->sum_offset || dtype == MSA_BF16);
     for (int s = 0; s < job->num_states; s++) {
         const msa_merge_state *state = &job->states[s];
         ok = ok && state->out_dtype == dtype && (job->num_q_heads == 1 || state->out_head_stride == ROW_BYTES) &&

@@ -107,19 +107,27 @@ static __device__ inline weights find_weights(const cuda_merge &merge, int64_t r
 
 /* States [first, first + UNROLL) of the lane's head. The team's lanes agree on everything but their elements. */
 template <msa_dtype DTYPE>
-static __device__ inline void add_states(const merge_job &job, const weights &w, int64_t row, int32_t head, int first,
-                                         int lane, float (&out)[ELEMENTS])
+static __device__ inline void add_states(const cuda_merge &merge, const weights &w, int64_t row, int32_t head,
+                                         int first, int lane, float (&out)[ELEMENTS])
 {
+    const merge_job &job = merge.job;
     state_part<DTYPE> part[UNROLL];
     float weight[UNROLL];
+    bool blocked = DTYPE == MSA_BF16 && merge.blocked;
 #pragma unroll
     for (int i = 0; i < UNROLL; i++) {
         int s = first + i;
         weight[i] = __shfl_sync(~0u, s < LANES ? w.of[0] : w.of[1], s % LANES, LANES);
         if (!(weight[i] < 0)) { /* NaN is used */
             const msa_merge_state &state = job.states[s];
-            part[i] = load_part<DTYPE>(
-                (const char *)state.out + row * state.out_row_stride + head * state.out_head_stride, lane);
+            const char *from = (const char *)state.out + row * state.out_row_stride + head * state.out_head_stride;
+            if (blocked) {
+                constexpr int BLOCK = 16, ROW = 2 * MSA_HEAD_DIM;
+                int64_t index = row * job.num_q_heads + head;
+                from = (const char *)state.out + index / BLOCK * (BLOCK * ROW) + index % BLOCK * (ROW / 4) +
+                       lane / 4 * (BLOCK * ROW / 4);
+            }
+            part[i] = load_part<DTYPE>(from, blocked ? lane % 4 : lane);
         }
     }
 #pragma unroll
@@ -166,8 +174,9 @@ static __global__ void __launch_bounds__(THREADS) merge_states(const __grid_cons
                           out);
         else
             for (int first = 0; first < job.num_states; first += UNROLL)
-                add_states<DTYPE>(job, w, row, head, first, lane, out);
+                add_states<DTYPE>(merge, w, row, head, first, lane, out);
         if (live) {
+            finish_merged<ELEMENTS>(merge, head, out);
             store_row(out, job.out_dtype, (char *)job.out + row * job.out_row_stride + head * job.out_head_stride,
                       lane);
             if (job.lse && lane == 0)

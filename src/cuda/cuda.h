@@ -121,7 +121,11 @@ struct cuda_result {
  * sum_offset    0, or: where a state's lse would be lies its maximum, in log2 units, and this many bytes behind it the
  *               sum relative to that (for huge logits an LSE cannot hold both). A NaN sum comes with a NaN maximum
  * divides       with sum_offset: a state's out is not yet divided by its sum, and
- * log2_one      sums count a term of 1 as 2^log2_one, as exp2_approx has it
+ * log2_one      sums count a term of 1 as 2^log2_one, as exp2_approx has it,
+ * factor        NULL, or: what results are multiplied with, one a KV head, factor_stride bytes apart; and
+ * global_factor NULL, or: [1] the same for all
+ * blocked       states' outs lie in blocks of 16 heads of the flat list (the last one is there in full): 64 bytes of
+ *               each head, then the next 64 of each
  * requests      NULL, or [2] on the device: only the rows of requests from the first to before the second; with it go
  *               counts that are negative, which leave a row and KV head as they are, and
  * work          [1] on the device: 0: no row is to be merged
@@ -131,8 +135,10 @@ struct cuda_merge {
     struct merge_job job;
     const struct cuda_row *rows;
     int64_t sum_offset;
-    bool divides;
+    bool divides, blocked;
     float log2_one;
+    const float *factor, *global_factor;
+    int64_t factor_stride;
     const int32_t *requests;
     const uint32_t *work;
     bool after_kernel;

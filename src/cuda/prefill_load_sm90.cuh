@@ -124,7 +124,7 @@ template <typename T> static __device__ __forceinline__ void find_task(const pre
         if (index < m.list.count)
             get_task(job, m.list, m.list.count - 1 - index, t);
         first = false;
-    } while (T::E4M3 && t.head >= 0 && t.tile.size < 0);
+    } while (t.head >= 0 && t.tile.size < 0);
     t.odd = n % 2 ? STAGE_ODD : 0;
 }
 
@@ -291,11 +291,12 @@ static __device__ __forceinline__ void load_queries(const prefill_job &job, memo
     for (uint32_t n = 0; begin_task(m.task[n % 2]); n++) {
         const task &t = m.task[n % 2];
         auto each_row = [&](auto with) {
+            int lane = (int)fresh_thread() % CUDA_WARP, chunk = lane % CHUNKS; /* again: no registers are left */
 #pragma unroll 1
             for (int row = lane / CHUNKS; row < GROUP_ROWS; row += CUDA_WARP / CHUNKS)
-                with(row, query_chunk(job, m, t.tile.first_row, t.tile.num_rows, t.head, group, row, chunk));
+                with(row, chunk, query_chunk(job, m, t.tile.first_row, t.tile.num_rows, t.head, group, row, chunk));
         };
-        each_row([&](int row, const char *from) {
+        each_row([&](int row, int chunk, const char *from) {
             if constexpr (T::E4M3)
                 copy(m.raw[group] + row * 128 + chunk * 16, from);
             else if (from && chunk % 8 == 0)
@@ -327,7 +328,7 @@ static __device__ __forceinline__ void load_queries(const prefill_job &job, memo
                 }
             }
         } else {
-            each_row([&](int row, const char *from) {
+            each_row([&](int row, int chunk, const char *from) {
                 copy(m.q[group] + chunk / 8 * (GROUP_ROWS * 128) + swizzled(row, chunk % 8), from);
             });
             copy_async_commit();

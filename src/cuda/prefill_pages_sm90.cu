@@ -6,119 +6,146 @@
  *
  * Arithmetic: that of attention_sm90.cuh for the page, whose fresh accumulator is the whole result here.
  *
- * A warp copies the images of a block's items, one after the other, into a ring; warpgroups take steps in turn, each by
- * itself. A warp's 16 rows are whole queries, whose elements go from global memory into the registers of the products'
- * operand: those of the next step arrive while this one is worked on. S, then O, have the same 64 registers, and
- * nothing is carried from step to step.
+ * Of the loading warpgroup one warp copies the images of a block's items into a ring, two bring the queries of steps,
+ * ahead, as boxes of a tensor (the heads of a query that share the KV head), and say which state each row is. Four
+ * warpgroups take steps in turn, each by itself. Nothing is carried from step to step.
  *
- *                            ring      shared memory   registers: loader, consumers (launch)
- *   exact, 16 heads a KV head 4 x 48K  201 K           32, 4 x 112 (96)
- *   exact, fewer              4 x 48K  201 K           32, 3 x 160 (128)
- *   fast                      6 x 32K  205 K           as exact
+ *   S = Q K^T   E4M3: Q from shared memory through registers, where it is widened. 16 bit: both in shared memory
+ *   O = P V     in the registers of S; 16 bit in halves of d, as P takes twice the registers there
+ *
+ * Results leave in blocks of 16 heads (struct cuda_merge): where a warp's rows are one query its 4 KB go through shared
+ * memory and out by one bulk copy, which the next step does not wait for; 16-bit K/V leave no room for that, there the
+ * lanes store whole lines. What results are multiplied with is left to the merge, and so is making NaN of infinities.
+ *
+ *            images    queries  results  shared memory   registers: loaders, consumers (launch)
+ *   exact    2 x 48K   8 x 8K   64K      227 K           32, 4 x 112 (96)
+ *   fast     3 x 32K   8 x 8K   64K      227 K           the same
+ *   16 bit   2 x 64K   4 x 16K           193 K           the same
  *
  * Floor of 16384 queries after 31360, 64/4 heads, 16 pages each: 4.3 GB of partial results take 980 us to write at 4.39
- * TB/s, the products 900 us at 1.75 GHz, the merge 1080 us. Measured there on an H200, 2026-11-29, Q8KV4, scattered:
- * 3064 us in all, of which images take 34, this kernel about 1890 and the merges 1120. By the profiler, of a step's
- * 1650 clocks (768 of products) stores cost 12 %, loads of queries 10 %, images 4 %; the rest are latencies of one warp's
- * softmax that four warps a scheduler do not hide.
+ * TB/s, the products 900 us at 1.75 GHz, the merge 1080 us. Measured there on an H200, 2026-11-30, Q8KV4, scattered:
+ * 3023 us in all, of which images take 34, this kernel about 1870 and the merges 1120; 8192 after 120K, 16/1 heads:
+ * Q8KV4 403, BF16 468. docs/measurements.md says where a step's 1540 clocks go.
  */
 #include "attention.cuh"
 #include "prefill_pages_sm90.cuh"
+#include "ptx_bulk_sm90.cuh"
+#include "ring_sm90.cuh"
 
-enum {
-    LOAD_REGISTERS = 32,
-    ITEM_ENTRIES = PAGE_STEPS * GROUP_WARPS * WARP_ROWS /* at most */
-};
+enum { QUERY_LOADERS = 2 /* warps */ };
 
-/* WHOLE: a warp's 16 rows are one query, which takes fewer registers. */
-template <bool WHOLE> struct shape {
-    static constexpr int TEAMS = WHOLE ? 4 : 3;         /* consuming warpgroups */
-    static constexpr int REGISTERS = WHOLE ? 112 : 160; /* of their threads */
-    static constexpr int BATCH = WHOLE ? 4 : 8;         /* of products, whose operands are there at once */
+template <typename T> struct shape {
+    static constexpr int TEAMS = 4; /* consuming warpgroups */
     static constexpr int THREADS = (TEAMS + 1) * WARPGROUP;
+    static constexpr int LOAD_REGISTERS = 32, REGISTERS = 112;
+    static constexpr int STAGES = T::IMAGE_BYTES == 2 * TILE_HALF ? 3 : 2; /* images */
+    static constexpr int QUERY_BYTES = MSA_HEAD_DIM * (T::E4M3 ? 1 : 2);   /* of a head */
+    /* Queries of steps: a slot is always the same warpgroup's, so that none is a round ahead at a barrier. */
+    static constexpr int SLOTS = T::E4M3 ? 2 * TEAMS : TEAMS;
+    static constexpr bool STAGED = T::E4M3; /* results go through shared memory, where there is room for them */
 };
 
-/* An entry's row of the chunk, and the rank. Entries of rank NO_RANK fill up steps; their row is a real one. */
+struct item_info {
+    int32_t count, steps;     /* of entries, and of 64 query rows; 0: no more items */
+    int32_t first_keys, keys; /* as in struct page_item */
+    float scale;              /* logit in log2 units = scale * dot */
+    uint32_t first_head;      /* of the KV head, among the window's query heads */
+    const uint32_t *entries;
+};
+
+/* The rows of a step. */
+struct step_rows {
+    uint32_t state[GROUP_ROWS]; /* NO_STATE: it is not in use */
+    uint8_t keys[GROUP_ROWS];   /* that it sees */
+};
+constexpr uint32_t NO_STATE = ~0u;
+
+template <typename T> struct memory {
+    uint8_t stage[shape<T>::STAGES][T::IMAGE_BYTES];
+    uint8_t q[shape<T>::SLOTS][GROUP_ROWS * shape<T>::QUERY_BYTES];
+    uint8_t out[shape<T>::STAGED ? shape<T>::TEAMS * GROUP_WARPS : 0][WARP_ROWS * PARTIAL_BYTES];
+    step_rows rows[shape<T>::SLOTS];
+    item_info info[shape<T>::STAGES];
+    uint64_t known[shape<T>::STAGES], full[shape<T>::STAGES], empty[shape<T>::STAGES]; /* info; image */
+    uint64_t q_full[shape<T>::SLOTS], q_empty[shape<T>::SLOTS];
+    uint64_t landed; /* an image that is changed before its stage is full */
+};
+static_assert(sizeof(memory<exact_types>) <= 232448 && sizeof(memory<fast_types>) <= 232448 &&
+              sizeof(memory<bf16_types>) <= 232448);
+
+template <typename T> using stage_place = ring_place<shape<T>::STAGES>;
+template <typename T> using slot_place = ring_place<shape<T>::SLOTS>;
+
+/* An entry's row of the chunk, and the rank. */
 static __device__ __forceinline__ uint32_t rank_of(uint32_t entry)
 {
     return entry >> ENTRY_ROW_BITS;
 }
-
-struct item_info {
-    int32_t steps, there;     /* steps 0: no more items. there: the cache has the page */
-    int32_t first_keys, keys; /* as in struct page_item */
-    float scale;              /* logit in log2 units = scale * dot */
-    float value_scale;        /* of results */
-    const char *q;            /* of the chunk's first row, the first head */
-    uint32_t first_head;      /* of the KV head, among the window's query heads */
-};
 
 static __device__ __forceinline__ uint32_t row_of(uint32_t entry)
 {
     return entry & ((1u << ENTRY_ROW_BITS) - 1);
 }
 
-template <typename T> struct memory {
-    static constexpr int STAGE_BYTES = T::K_BYTES + T::V_BYTES, STAGES = T::QK == WGMMA_F16 ? 4 : 6;
-    uint8_t stage[STAGES][STAGE_BYTES];
-    uint32_t entry[STAGES][ITEM_ENTRIES];
-    item_info info[STAGES];
-    uint64_t known[STAGES], full[STAGES], empty[STAGES]; /* info and entries; image */
-    uint64_t landed;                                     /* an image that is changed before its stage is full */
-};
-
-/* A stage, and the parity of the round in which it is used. */
-template <typename T> struct turn {
-    uint32_t stage = 0, parity = 0;
-    __device__ __forceinline__ void advance()
-    {
-        if (++stage == memory<T>::STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-/* ------------------------------------------------------------------------------------------------ loading */
-
-/* Fills a stage with an item's entries; a page with values that are not finite and that some row may not see is loaded
- * anew for each of them, without what its row does not see: 0 * NaN would reach the result. By a warp. */
-template <typename T>
-static __device__ __forceinline__ void load_stages(memory<T> &m, turn<T> &at, item_info info, const uint32_t *entries,
-                                                   int count, int step_entries, const uint8_t *image, bool unsafe,
-                                                   uint32_t &landings)
+static __device__ __forceinline__ uint32_t state_of(const pages_job &job, uint32_t entry, uint32_t first_head)
 {
-    int lane = threadIdx.x % CUDA_WARP, rounds = unsafe ? count : 1;
-    info.steps = unsafe ? 1 : (count + step_entries - 1) / step_entries;
+    return rank_of(entry) * job.slab + row_of(entry) * job.heads + first_head;
+}
+
+static __device__ __forceinline__ void write_state(const pages_job &job, uint32_t state, float max, float sum)
+{
+    job.pages.states[state] = make_float2(isnan(sum) ? NAN : max, sum);
+}
+
+/* ------------------------------------------------------------------------------------------------ images */
+
+/* A page that the cache does not hold: empty states. By a warp. */
+static __device__ __forceinline__ void write_empty(const pages_job &job, const uint32_t *entries, int32_t count,
+                                                   int32_t head)
+{
+    uint32_t first_head = (head - job.window.first_head) * job.ratio;
+    for (int i = threadIdx.x % CUDA_WARP; i < count * job.ratio; i += CUDA_WARP)
+        write_state(job, state_of(job, entries[i / job.ratio], first_head) + i % job.ratio, -INFINITY, 0);
+}
+
+/* Fills a stage with an item; a page with values that are not finite and that some row may not see is loaded anew for
+ * each of them, without what its row does not see: 0 * NaN would reach the result. By a warp. */
+template <typename T>
+static __device__ __forceinline__ void load_item(const pages_job &job, memory<T> &m, stage_place<T> &at,
+                                                 const page_item &item, int32_t count, int64_t list, int32_t head,
+                                                 int64_t slot, uint32_t &landings)
+{
+    const msa_attention_args &a = job.args;
+    const uint32_t *entries = job.pages.entries + list * job.pages.most_entries + item.first;
+    if (item.physical < 0 || item.physical >= a.num_pages) {
+        write_empty(job, entries, count, head);
+        return;
+    }
+    bool unsafe = item.first_keys < MSA_PAGE_SIZE && job.own.unsafe[slot];
 #pragma unroll 1
-    for (int i = 0; i < rounds; i++) {
-        uint32_t known = shared_address(&m.known[at.stage]), full = shared_address(&m.full[at.stage]),
-                 landed = unsafe ? shared_address(&m.landed) : full, bytes = info.steps * step_entries * 4;
-        barrier_wait(shared_address(&m.empty[at.stage]), at.parity ^ 1); /* the first round finds them empty */
-        if (unsafe) {
-            for (int j = lane; j < step_entries; j += CUDA_WARP)
-                m.entry[at.stage][j] = entries[i] | (j ? NO_RANK << ENTRY_ROW_BITS : 0);
-            __syncwarp();
-        }
-        if (lane == 0) {
-            m.info[at.stage] = info;
-            if (unsafe) {
-                barrier_arrive(known);
-            } else {
-                barrier_expect(known, bytes);
-                copy_bulk(shared_address(m.entry[at.stage]), entries, bytes, known);
-            }
-            if (info.there) {
-                barrier_expect(landed, memory<T>::STAGE_BYTES);
-                copy_bulk(shared_address(m.stage[at.stage]), image, memory<T>::STAGE_BYTES, landed);
-            } else {
-                barrier_arrive(full);
-            }
+    for (int i = 0; i == 0 || (unsafe && i < count); i++) {
+        uint32_t full = shared_address(&m.full[at.stage()]), landed = unsafe ? shared_address(&m.landed) : full;
+        wait_empty(m, at);
+        if (threadIdx.x % CUDA_WARP == 0) {
+            int all = GROUP_WARPS * job.width;
+            item_info &info = m.info[at.stage()];
+            info.count = unsafe ? 1 : count;
+            info.steps = (info.count + all - 1) / all;
+            info.first_keys = item.first_keys;
+            info.keys = item.keys;
+            info.first_head = (head - job.window.first_head) * job.ratio;
+            info.entries = entries + i;
+            info.scale = job.scale * factor_at(a.q_descale, a.q_descale_stride, head) *
+                         factor_at(a.k_descale, a.k_descale_stride, head) * factor_at(a.k_global_scale, 0, 0);
+            barrier_arrive(shared_address(&m.known[at.stage()]));
+            barrier_expect(landed, T::IMAGE_BYTES);
+            copy_bulk(shared_address(m.stage[at.stage()]), job.own.images + slot * T::IMAGE_BYTES, T::IMAGE_BYTES,
+                      landed);
         }
         if (unsafe) {
             barrier_wait(landed, landings++ & 1);
-            blank_values<true>(m.stage[at.stage] + T::K_BYTES, info.first_keys + (int)row_of(entries[i]));
-            if (lane == 0)
+            blank_values<T::E4M3>(m.stage[at.stage()] + T::K_BYTES, item.first_keys + (int)row_of(entries[i]));
+            if (threadIdx.x % CUDA_WARP == 0)
                 barrier_arrive(full);
         }
         __syncwarp();
@@ -128,12 +155,11 @@ static __device__ __forceinline__ void load_stages(memory<T> &m, turn<T> &at, it
 
 template <typename T> static __device__ __forceinline__ void load_items(const pages_job &job, memory<T> &m)
 {
-    const msa_attention_args &a = job.args;
     int32_t first_page = job.own.first_page[job.requests[0]], last_page = job.own.first_page[job.requests[1]];
     int32_t head = job.window.first_head - 1, items = 0, begin = 0; /* of the head's list */
     uint32_t before = 0, landings = 0;
     int64_t list = 0;
-    turn<T> at;
+    stage_place<T> at = {0};
 #pragma unroll 1
     for (uint32_t work = blockIdx.x;; work += gridDim.x) {
         while (work - before >= (uint32_t)items && head < (int32_t)(job.window.first_head + job.window.heads)) {
@@ -146,99 +172,113 @@ template <typename T> static __device__ __forceinline__ void load_items(const pa
         }
         if (head >= (int32_t)(job.window.first_head + job.window.heads))
             break;
-        page_item item = job.pages.items[list * job.pages.most_items + begin + (work - before)];
-        if (item.page < first_page || item.page >= last_page)
-            continue;
-        int64_t slot = (int64_t)(item.page - first_page) * job.window.heads + head - job.window.first_head;
-        item_info info;
-        info.first_keys = item.first_keys;
-        info.keys = item.keys;
-        info.q = (const char *)a.q + (int64_t)job.chunk * job.pages.chunk_rows * a.q_row_stride +
-                 (int64_t)head * job.ratio * a.q_head_stride;
-        info.first_head = (head - job.window.first_head) * job.ratio;
-        info.there = item.physical >= 0 && item.physical < a.num_pages;
-        info.scale = job.scale * factor_at(a.q_descale, a.q_descale_stride, head) *
-                     factor_at(a.k_descale, a.k_descale_stride, head) * factor_at(a.k_global_scale, 0, 0);
-        info.value_scale = output_scale(job, head);
-        bool unsafe = info.there && item.first_keys < MSA_PAGE_SIZE && job.own.unsafe[slot];
-        load_stages(m, at, info, job.pages.entries + list * job.pages.most_entries + item.first, item.count,
-                    GROUP_WARPS * job.width, job.own.images + slot * memory<T>::STAGE_BYTES, unsafe, landings);
+        const page_item &item = job.pages.items[list * job.pages.most_items + begin + (work - before)];
+        int32_t page = item.page - first_page;
+        if (page >= 0 && item.page < last_page)
+            load_item(job, m, at, item, item.count, list, head,
+                      (int64_t)page * job.window.heads + head - job.window.first_head, landings);
     }
-    barrier_wait(shared_address(&m.empty[at.stage]), at.parity ^ 1);
+    wait_empty(m, at);
     if (threadIdx.x % CUDA_WARP == 0) {
-        m.info[at.stage].steps = 0;
-        barrier_arrive(shared_address(&m.known[at.stage]));
+        m.info[at.stage()].count = m.info[at.stage()].steps = 0;
+        barrier_arrive(shared_address(&m.known[at.stage()]));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ queries */
+
+enum { COPY_THREADS = 256 };
+
+/* The chunk's queries, dense, where the caller's strides are none that the copies take. */
+template <typename T>
+static __global__ void __launch_bounds__(COPY_THREADS) copy_queries(const __grid_constant__ pages_job job)
+{
+    constexpr uint32_t PIECES = shape<T>::QUERY_BYTES / 16;
+    const msa_attention_args &a = job.args;
+    int64_t first = (int64_t)job.chunk * job.pages.chunk_rows, left = job.step.total_q - first;
+    uint32_t rows = (uint32_t)(left < job.pages.chunk_rows ? left : job.pages.chunk_rows);
+    const char *q =
+        (const char *)a.q + first * a.q_row_stride + (int64_t)job.window.first_head * job.ratio * a.q_head_stride;
+    for (uint32_t i = blockIdx.x * COPY_THREADS + threadIdx.x; i < rows * job.heads * PIECES;
+         i += gridDim.x * COPY_THREADS) {
+        uint32_t place = i / PIECES, row = place / job.heads;
+        ((uint4 *)job.pages.queries)[i] =
+            __ldg((const uint4 *)(q + row * a.q_row_stride + (place - row * job.heads) * a.q_head_stride) + i % PIECES);
+    }
+}
+
+/* By a warp: its share of the items' steps' queries, in order. share: whole warps' rows, which hold whole queries, box
+ * after box. */
+template <typename T>
+static __device__ __forceinline__ void load_queries(const pages_job &job, const CUtensorMap &queries, memory<T> &m,
+                                                    int share)
+{
+    constexpr int WARPS = GROUP_WARPS / QUERY_LOADERS;
+    static_assert(WARPS * WARP_ROWS == CUDA_WARP);
+    int lane = threadIdx.x % CUDA_WARP, own = WARPS * job.width, before = share * own, all = GROUP_WARPS * job.width;
+    int in_warp = lane % WARP_ROWS / job.ratio; /* of the share's row `lane`: the query of its warp, and the head */
+    int query_of_lane = lane / WARP_ROWS * job.width + in_warp;
+    int head_of_lane = in_warp < job.width ? lane % WARP_ROWS - in_warp * job.ratio : -1;
+    stage_place<T> at = {0};
+    slot_place<T> slot = {0};
+#pragma unroll 1
+    for (;; at.advance()) {
+        barrier_wait(shared_address(&m.known[at.stage()]), at.parity());
+        const item_info &info = m.info[at.stage()];
+        int count = info.count;
+        if (count == 0)
+            return;
+        const uint32_t *entries = info.entries + lane;
+        uint32_t next = before + lane < count ? entries[before] : 0;
+#pragma unroll 1
+        for (int first = before; first - before < count; first += all) {
+            uint32_t entry = next, full = shared_address(&m.q_full[slot.stage()]);
+            int used = max(min(own, count - first), 0);
+            next = first + all + lane < count ? entries[first + all] : 0;
+            barrier_wait(shared_address(&m.q_empty[slot.stage()]), slot.parity() ^ 1);
+            uint32_t row_entry = __shfl_sync(~0u, entry, query_of_lane % CUDA_WARP);
+            bool in_use = query_of_lane < used && head_of_lane >= 0;
+            int keys = min(min(info.keys, info.first_keys + (int)row_of(row_entry)), MSA_PAGE_SIZE);
+            m.rows[slot.stage()].state[share * CUDA_WARP + lane] =
+                in_use ? state_of(job, row_entry, info.first_head) + head_of_lane : NO_STATE;
+            m.rows[slot.stage()].keys[share * CUDA_WARP + lane] = (uint8_t)(in_use ? max(keys, 0) : MSA_PAGE_SIZE);
+            __syncwarp();
+            if (lane == 0)
+                barrier_expect(full, used * job.ratio * shape<T>::QUERY_BYTES);
+            uint32_t to = shared_address(m.q[slot.stage()]) + share * CUDA_WARP * 128;
+            int of_warp = 0;
+#pragma unroll 1
+            for (int query = 0; query < used; query++) {
+                int row = (int)row_of(__shfl_sync(~0u, entry, query));
+                if (lane == 0)
+#pragma unroll
+                    for (int half = 0; half < shape<T>::QUERY_BYTES / 128; half++)
+                        copy_box(to + half * (GROUP_ROWS * 128), queries, half * 128, (int)info.first_head, row, full);
+                to += job.ratio * 128;
+                if (++of_warp == job.width) { /* rows of a warp that are left over */
+                    of_warp = 0;
+                    to += (WARP_ROWS - job.width * job.ratio) * 128;
+                }
+            }
+            slot.advance();
+        }
+        __syncwarp();
+        give_empty(m, at);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ steps */
 
-/* A lane's two rows of a warp. WHOLE: a warp's rows are one query, so that what differs are the heads, which are 8
- * apart. */
-template <bool WHOLE> struct lane_rows {
-    static constexpr int COUNT = WHOLE ? 1 : 2;
-    int64_t q[COUNT];      /* bytes from an entry's first head to what the lane loads */
-    uint32_t head[COUNT];  /* of those that share the KV head */
-    uint32_t query[COUNT]; /* of the warp's entries, from the stage's first on */
-    bool leftover[COUNT];  /* no query's: the entry is not used */
-};
-
-/* Of a lane's rows of a step: the entries' states, NO_STATE if there is none, keys that they see, and the elements
- * 16t.. and 64 + 16t.. of the queries. */
-template <bool WHOLE> struct step_rows {
-    uint32_t state[WHOLE ? 1 : 2];
-    int keys[WHOLE ? 1 : 2];
-    uint4 part[2][2];
-};
-constexpr uint32_t NO_STATE = ~0u;
-
-template <bool WHOLE> static __device__ __forceinline__ lane_rows<WHOLE> find_rows(const pages_job &job)
+/* S = Q K^T, E4M3. q: address of the lane's part; k: low half of a matrix descriptor. */
+template <typename T> static __device__ __forceinline__ void multiply_queries(float (&s)[64], uint32_t q, uint32_t k)
 {
-    lane_rows<WHOLE> rows;
-    uint32_t warp = threadIdx.x / CUDA_WARP % GROUP_WARPS, ratio = job.ratio;
-#pragma unroll
-    for (int r = 0; r < rows.COUNT; r++) {
-        uint32_t row = threadIdx.x % CUDA_WARP / 4 + 8 * r, query = WHOLE ? 0 : row / ratio;
-        rows.leftover[r] = query >= (uint32_t)job.width;
-        query = rows.leftover[r] ? 0 : query;
-        rows.head[r] = rows.leftover[r] ? 0 : row - query * ratio;
-        rows.query[r] = warp * job.width + query;
-        rows.q[r] = rows.head[r] * job.args.q_head_stride + threadIdx.x % 4 * 16;
-    }
-    return rows;
-}
-
-template <typename T, bool WHOLE>
-static __device__ __forceinline__ void fetch_rows(const pages_job &job, const memory<T> &m, uint32_t stage, int step,
-                                                  const lane_rows<WHOLE> &rows, step_rows<WHOLE> &to)
-{
-    const item_info &info = m.info[stage];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int i = WHOLE ? 0 : r;
-        uint32_t entry = m.entry[stage][step * GROUP_WARPS * job.width + rows.query[i]], row = row_of(entry);
-        const uint4 *from = (const uint4 *)(info.q + row * job.args.q_row_stride + rows.q[i] +
-                                            (WHOLE && r ? 8 * job.args.q_head_stride : 0));
-        to.part[r][0] = __ldg(from);
-        to.part[r][1] = __ldg(from + 4);
-        if (WHOLE && r)
-            continue;
-        to.keys[i] = min(info.keys, info.first_keys + (int)row);
-        to.state[i] =
-            (rank_of(entry) * (uint32_t)job.pages.chunk_rows + row) * job.heads + info.first_head + rows.head[i];
-        if (rank_of(entry) == NO_RANK || rows.leftover[i])
-            to.state[i] = NO_STATE;
-    }
-}
-
-/* S = Q K^T. k: low half of a matrix descriptor. `used` is called when q is. */
-template <typename T, int BATCH, typename USED>
-static __device__ __forceinline__ void multiply_queries(const uint4 (&q)[2][2], uint32_t k, float (&s)[64], USED used)
-{
-    constexpr int COUNT = T::QK == WGMMA_F16 ? 8 : 4;
-    const uint32_t word[2][8] = {
-        {q[0][0].x, q[0][0].y, q[0][0].z, q[0][0].w, q[0][1].x, q[0][1].y, q[0][1].z, q[0][1].w},
-        {q[1][0].x, q[1][0].y, q[1][0].z, q[1][0].w, q[1][1].x, q[1][1].y, q[1][1].z, q[1][1].w}};
+    constexpr int COUNT = T::QK == WGMMA_F16 ? 8 : 4, BATCH = 5; /* whose operands are in registers at once */
+    const uint4 part[2][2] = {{load_shared_128(q), load_shared_128(q ^ 64)},
+                              {load_shared_128(q + 1024), load_shared_128((q + 1024) ^ 64)}};
+    const uint32_t word[2][8] = {{part[0][0].x, part[0][0].y, part[0][0].z, part[0][0].w, part[0][1].x, part[0][1].y,
+                                  part[0][1].z, part[0][1].w},
+                                 {part[1][0].x, part[1][0].y, part[1][0].z, part[1][0].w, part[1][1].x, part[1][1].y,
+                                  part[1][1].z, part[1][1].w}};
 #pragma unroll
     for (int first = 0; first < COUNT; first += BATCH) {
         uint32_t a[BATCH][4];
@@ -250,8 +290,6 @@ static __device__ __forceinline__ void multiply_queries(const uint4 (&q)[2][2], 
                     a[i - first][j] = e4m3_pair_to_f16(word[j % 2][i] >> j / 2 * 16);
                 else
                     a[i - first][j] = word[j % 2][2 * i + j / 2];
-        if (first + BATCH >= COUNT)
-            used();
         wgmma_fence();
 #pragma unroll
         for (int i = first; i < COUNT && i < first + BATCH; i++)
@@ -261,23 +299,25 @@ static __device__ __forceinline__ void multiply_queries(const uint4 (&q)[2][2], 
     }
 }
 
-/* S to the unrounded terms of P, in place: 448 * 2^((s - max) * scale). max: log2 units. */
+/* S to the unrounded terms of P, in place: 2^((s - max) * scale), E4M3 448 times that. max: log2 units. */
+template <typename T>
 static __device__ __forceinline__ void find_terms(float (&s)[64], float scale, float (&max)[2], float (&sum)[2])
 {
+    constexpr float LOG2_ONE = T::E4M3 ? LOG2_448 : 0;
     float bias[2], part[4] = {};
     lane_maxima(s, max);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
         max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
-        bias[r] = fmaf(-max[r], scale, LOG2_448);
+        bias[r] = fmaf(-max[r], scale, LOG2_ONE);
     }
     if (__any_sync(~0u, !(fabsf(bias[0]) <= LARGE_BIAS && fabsf(bias[1]) <= LARGE_BIAS))) {
 #pragma unroll
         for (int r = 0; r < 2; r++) { /* each row by itself: none depends on its neighbours */
             if (fabsf(bias[r]) <= LARGE_BIAS)
                 continue;
-            bias[r] = LOG2_448;
+            bias[r] = LOG2_ONE;
 #pragma unroll
             for (int i = 0; i < 32; i++)
                 s[i / 2 * 4 + 2 * r + i % 2] -= max[r];
@@ -298,140 +338,158 @@ static __device__ __forceinline__ void find_terms(float (&s)[64], float scale, f
     }
 }
 
-static __device__ __forceinline__ void write_state(const pages_job &job, uint32_t state, float max, float sum)
-{
-    job.pages.states[state] = make_float2(isnan(sum) ? NAN : max, sum);
-}
-
-/* Row r's elements 32b + 8t + 0..7, b = 0..3. */
-static __device__ __forceinline__ void write_partial(const float (&o)[64], int r, uint8_t *to)
+/* Row r's elements 32b + 8t + 0..7 of a product of COUNT / 16 b to where `place` has 16 bytes of each b. */
+template <int COUNT, typename PLACE>
+static __device__ __forceinline__ void place_partial(const float (&o)[COUNT], int r, PLACE place)
 {
 #pragma unroll
-    for (int b = 0; b < 4; b++) {
+    for (int b = 0; b < COUNT / 16; b++) {
         uint32_t pair[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
             pair[i] = pack_pair<OPERAND_BF16>(o[16 * b + 4 * i + 2 * r], o[16 * b + 4 * i + 2 * r + 1]);
-        ((uint4 *)to)[4 * b + threadIdx.x % 4] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        place(b * (PARTIAL_BLOCK * PARTIAL_BYTES / 4), make_uint4(pair[0], pair[1], pair[2], pair[3]));
     }
 }
 
-/* One step of a warpgroup. `prefetch` is called when `rows` is used. */
-template <typename T, bool WHOLE, typename PREFETCH>
-static __device__ __forceinline__ void attend_step(const pages_job &job, const memory<T> &m, uint32_t stage,
-                                                   const step_rows<WHOLE> &rows, PREFETCH prefetch)
+/* To memory from the lanes, in blocks as struct cuda_merge says; first_b: the product's. */
+template <int COUNT>
+static __device__ __forceinline__ void write_partial(const pages_job &job, const float (&o)[COUNT], int r,
+                                                     uint32_t state, int first_b)
 {
-    const item_info &info = m.info[stage];
-    uint32_t k = matrix_low(shared_address(m.stage[stage])), p[T::P_WORDS];
+    if (state == NO_STATE)
+        return;
+    uint8_t *to = job.pages.partials + (size_t)(state / PARTIAL_BLOCK) * (PARTIAL_BLOCK * PARTIAL_BYTES) +
+                  state % PARTIAL_BLOCK * (PARTIAL_BYTES / 4) + threadIdx.x % 4 * 16 +
+                  first_b * (PARTIAL_BLOCK * PARTIAL_BYTES / 4);
+    place_partial(o, r, [&](int offset, uint4 x) { *(uint4 *)(to + offset) = x; });
+}
+
+/* A warp's rows, which are one query and so a block, to memory by one copy. state: of a lane's first row. */
+static __device__ __forceinline__ void send_partials(const pages_job &job, const float (&o)[64], uint32_t state,
+                                                     uint32_t out)
+{
+    int lane = threadIdx.x % CUDA_WARP;
+    if (state == NO_STATE) /* for all lanes */
+        return;
+    copy_bulk_wait(); /* that of the step before, by the lane that sent it */
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        place_partial(o, r, [&](int offset, uint4 x) {
+            store_shared_128(out + lane * 16 + r * (8 * PARTIAL_BYTES / 4) + offset, x);
+        });
+    fence_async_reads();
+    __syncwarp();
+    if (lane == 0)
+        copy_bulk_out(job.pages.partials + (size_t)state * PARTIAL_BYTES, out, WARP_ROWS * PARTIAL_BYTES);
+}
+
+/* P V and what becomes of it; states: the lane's two. v: low half of a matrix descriptor. 16 bit: half of d at a time, as
+ * P takes twice the registers. */
+template <typename T>
+static __device__ __forceinline__ void write_products(const pages_job &job, memory<T> &m, float (&s)[64],
+                                                      const uint32_t (&p)[T::P_WORDS], uint32_t v,
+                                                      const uint32_t (&state)[2])
+{
+    if constexpr (T::E4M3) {
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            wgmma_64x128<WGMMA_E4M3>(s, p + 4 * i, matrix_of_low(v + i * 2), i);
+        wgmma_commit();
+        wgmma_wait(s); /* also keeps ptxas from reusing p under way */
+        if (shape<T>::STAGED && job.ratio == WARP_ROWS)
+            send_partials(job, s, state[0], shared_address(m.out[threadIdx.x / CUDA_WARP]));
+        else
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                write_partial(job, s, r, state[r], 0);
+    } else {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float part[32];
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 8; i++) /* 16 keys, each a row of 128 bytes */
+                wgmma_64x64_turned<T::PV>(part, p + 4 * i, matrix_of_low(v + half * (TILE_HALF / 16) + i * 128), i);
+            wgmma_commit();
+            wgmma_wait(part);
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                write_partial(job, part, r, state[r], 2 * half);
+        }
+    }
+}
+
+/* One step of a warpgroup. */
+template <typename T>
+static __device__ __forceinline__ void attend_step(const pages_job &job, memory<T> &m, uint32_t stage,
+                                                   const slot_place<T> &slot)
+{
+    uint32_t k = matrix_low(shared_address(m.stage[stage])), q = shared_address(m.q[slot.stage()]), p[T::P_WORDS];
+    int lane = threadIdx.x % CUDA_WARP, first_row = threadIdx.x / CUDA_WARP % GROUP_WARPS * WARP_ROWS + lane / 4,
+        keys[2];
+    uint32_t state[2];
     float s[64], max[2], sum[2];
-    int keys[2] = {rows.keys[0], rows.keys[WHOLE ? 0 : 1]};
-    uint32_t state[2] = {rows.state[0], rows.state[WHOLE ? 0 : 1]};
-    multiply_queries<T, shape<WHOLE>::BATCH>(rows.part, k, s, prefetch);
+    barrier_wait(shared_address(&m.q_full[slot.stage()]), slot.parity());
+    if constexpr (T::E4M3) {
+        multiply_queries<T>(s, q + first_row * 128 + (lane % 4 ^ lane / 4) * 16, k);
+    } else {
+        multiply_keys<T>(s, matrix_low(q), k);
+        wgmma_wait(s);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        state[r] = m.rows[slot.stage()].state[first_row + 8 * r];
+        keys[r] = m.rows[slot.stage()].keys[first_row + 8 * r];
+    }
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(shared_address(&m.q_empty[slot.stage()]));
+    if constexpr (!T::E4M3)
+        find_infinities(s);
     if (__any_sync(~0u, min(keys[0], keys[1]) < MSA_PAGE_SIZE))
         hide_keys(s, keys);
-    find_terms(s, info.scale, max, sum);
-    int t = threadIdx.x % 4;
-    if (WHOLE) {
-        if (t < 2 && state[0] != NO_STATE)
-            write_state(job, state[0] + 8 * t, t ? max[1] : max[0], t ? sum[1] : sum[0]);
-    } else {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (t == 0 && state[r] != NO_STATE)
-                write_state(job, state[r], max[r], sum[r]);
-    }
+    find_terms<T>(s, m.info[stage].scale, max, sum);
+    uint32_t own = lane % 2 ? state[1] : state[0];
+    if (lane % 4 < 2 && own != NO_STATE)
+        write_state(job, own, lane % 2 ? max[1] : max[0], lane % 2 ? sum[1] : sum[0]);
     pack_probabilities<T>(s, p);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        wgmma_64x128<WGMMA_E4M3>(s, p + 4 * i, matrix_of_low(k + T::K_BYTES / 16 + i * 2), i);
-    wgmma_commit();
-    wgmma_wait(s);
-    if (info.value_scale != 1) {
-#pragma unroll
-        for (int i = 0; i < 64; i++)
-            s[i] *= info.value_scale;
-    }
-    if (WHOLE) {
-        uint8_t *to = job.pages.partials + (size_t)state[0] * PARTIAL_BYTES;
-        if (state[0] != NO_STATE) {
-            write_partial(s, 0, to);
-            write_partial(s, 1, to + 8 * PARTIAL_BYTES);
-        }
-    } else {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (state[r] != NO_STATE)
-                write_partial(s, r, job.pages.partials + (size_t)state[r] * PARTIAL_BYTES);
-    }
+    write_products<T>(job, m, s, p, k + T::K_BYTES / 16, state);
 }
 
-/* A page that the cache does not hold: empty states. By a warpgroup. */
-template <typename T>
-static __device__ __forceinline__ void write_empty(const pages_job &job, const memory<T> &m, uint32_t stage)
+template <typename T> static __device__ __forceinline__ void attend_items(const pages_job &job, memory<T> &m)
 {
-    const item_info &info = m.info[stage];
-    for (int i = threadIdx.x % WARPGROUP; i < info.steps * GROUP_WARPS * job.width * job.ratio; i += WARPGROUP) {
-        uint32_t entry = m.entry[stage][i / job.ratio], rank = rank_of(entry);
-        if (rank != NO_RANK)
-            write_state(job,
-                        (rank * (uint32_t)job.pages.chunk_rows + row_of(entry)) * job.heads + info.first_head +
-                            i % job.ratio,
-                        -INFINITY, 0);
-    }
-}
-
-template <typename T, bool WHOLE>
-static __device__ __forceinline__ void attend_items(const pages_job &job, memory<T> &m)
-{
-    int team = uniform(threadIdx.x / WARPGROUP);
-    const lane_rows<WHOLE> rows = find_rows<WHOLE>(job);
-    turn<T> at;
-    step_rows<WHOLE> now;
-    bool fetched = false;
-    int step = team;
+    int step = uniform(threadIdx.x / WARPGROUP);
+    stage_place<T> at = {0};
+    slot_place<T> slot = {0};
+    slot.advance(step);
 #pragma unroll 1
     for (;; at.advance()) {
-        barrier_wait(shared_address(&m.known[at.stage]), at.parity);
-        int steps = uniform(m.info[at.stage].steps);
+        barrier_wait(shared_address(&m.known[at.stage()]), at.parity());
+        int steps = uniform(m.info[at.stage()].steps);
         if (steps == 0)
-            return;
-        bool there = uniform(m.info[at.stage].there);
-        if (!there && step == 0)
-            write_empty(job, m, at.stage);
+            break;
         if (step < steps)
-            barrier_wait(shared_address(&m.full[at.stage]), at.parity);
+            wait_full(m, at);
 #pragma unroll 1
-        for (; step < steps; step += shape<WHOLE>::TEAMS) {
-            if (!fetched)
-                fetch_rows(job, m, at.stage, step, rows, now);
-            fetched = false;
-            if (!there)
-                continue;
-            attend_step(job, m, at.stage, now, [&] {
-                turn<T> next = at;
-                int next_step = step + shape<WHOLE>::TEAMS;
-                if (next_step >= steps) { /* no more than one item ahead: the ones after that may wait for this stage */
-                    next_step -= steps;
-                    next.advance();
-                    barrier_wait(shared_address(&m.known[next.stage]), next.parity);
-                }
-                fetched = next_step < m.info[next.stage].steps;
-                if (fetched)
-                    fetch_rows(job, m, next.stage, next_step, rows, now);
-            });
+        for (; step < steps; step += shape<T>::TEAMS) {
+            attend_step(job, m, at.stage(), slot);
+            slot.advance(shape<T>::TEAMS);
         }
         step -= steps;
         __syncwarp();
-        if (threadIdx.x % CUDA_WARP == 0)
-            barrier_arrive(shared_address(&m.empty[at.stage]));
+        give_empty(m, at);
     }
+    copy_bulk_wait(); /* the memory is the block's until it ends */
 }
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
 
-template <typename T, bool WHOLE>
-static __global__ void __launch_bounds__(shape<WHOLE>::THREADS, 1) attend_pages(const __grid_constant__ pages_job job)
+template <typename T>
+static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
+    attend_pages(const __grid_constant__ pages_job job, const __grid_constant__ CUtensorMap queries)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     memory<T> &m = *(memory<T> *)shared;
@@ -439,42 +497,71 @@ static __global__ void __launch_bounds__(shape<WHOLE>::THREADS, 1) attend_pages(
     if (!job.pages.chosen[job.chunk])
         return;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < memory<T>::STAGES; i++) {
+        for (int i = 0; i < shape<T>::STAGES; i++) {
             barrier_init(shared_address(&m.known[i]), 1);
             barrier_init(shared_address(&m.full[i]), 1);
-            barrier_init(shared_address(&m.empty[i]), shape<WHOLE>::TEAMS * GROUP_WARPS);
+            barrier_init(shared_address(&m.empty[i]), shape<T>::TEAMS * GROUP_WARPS + QUERY_LOADERS);
+        }
+        for (int i = 0; i < shape<T>::SLOTS; i++) {
+            barrier_init(shared_address(&m.q_full[i]), QUERY_LOADERS);
+            barrier_init(shared_address(&m.q_empty[i]), GROUP_WARPS);
         }
         barrier_init(shared_address(&m.landed), 1);
         fence_barriers();
     }
     __syncthreads();
-    if (uniform(threadIdx.x / WARPGROUP) == shape<WHOLE>::TEAMS) {
-        fewer_registers<LOAD_REGISTERS>();
-        if (threadIdx.x < shape<WHOLE>::TEAMS * WARPGROUP + CUDA_WARP)
+    int loader = uniform(threadIdx.x / CUDA_WARP) - shape<T>::TEAMS * GROUP_WARPS;
+    if (loader >= 0) {
+        fewer_registers<shape<T>::LOAD_REGISTERS>();
+        if (loader == 0)
             load_items(job, m);
+        else if (loader <= QUERY_LOADERS)
+            load_queries(job, queries, m, loader - 1);
     } else {
-        more_registers<shape<WHOLE>::REGISTERS>();
-        attend_items<T, WHOLE>(job, m);
+        more_registers<shape<T>::REGISTERS>();
+        attend_items<T>(job, m);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ launchers */
 
-template <typename T, bool WHOLE> static cudaError_t launch_pages(const pages_job &job, cudaStream_t stream)
+/* The chunk's queries of the window to the copies' tensor: 128 bytes of a query's heads at once, swizzled. */
+static bool map_queries(const pages_job &job, const void *q, int64_t row_stride, int64_t head_stride, int row_bytes,
+                        CUtensorMap *map)
 {
-    auto kernel = attend_pages<T, WHOLE>;
+    int64_t left = job.step.total_q - (int64_t)job.chunk * job.pages.chunk_rows,
+            rows = left < job.pages.chunk_rows ? left : job.pages.chunk_rows;
+    cuuint64_t extents[3] = {(cuuint64_t)row_bytes, job.heads, (cuuint64_t)rows};
+    cuuint64_t strides[2] = {(cuuint64_t)(job.heads > 1 ? head_stride : row_bytes),
+                             (cuuint64_t)(rows > 1 ? row_stride : row_bytes)};
+    cuuint32_t box[3] = {128, (cuuint32_t)job.ratio, 1}, steps[3] = {1, 1, 1};
+    return strides[0] && strides[1] &&
+           !job.encode_tensor(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)q, extents, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+template <typename T> static cudaError_t launch_pages(const pages_job &job, cudaStream_t stream)
+{
+    constexpr int ROW_BYTES = shape<T>::QUERY_BYTES;
+    const msa_attention_args &a = job.args;
+    auto kernel = attend_pages<T>;
+    CUtensorMap map;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
+    const char *q = (const char *)a.q + (int64_t)job.chunk * job.pages.chunk_rows * a.q_row_stride +
+                    (int64_t)job.window.first_head * job.ratio * a.q_head_stride;
+    if (!map_queries(job, q, a.q_row_stride, a.q_head_stride, ROW_BYTES, &map)) {
+        if (!map_queries(job, job.pages.queries, (int64_t)job.heads * ROW_BYTES, ROW_BYTES, ROW_BYTES, &map))
+            return cudaErrorInvalidValue;
+        if (!error)
+            error = launch(copy_queries<T>, (unsigned)job.num_sms * 8, COPY_THREADS, 0, false, stream, job);
+    }
     return error ? error
-                 : launch(kernel, (unsigned)job.num_sms, shape<WHOLE>::THREADS, sizeof(memory<T>), false, stream, job);
+                 : launch(kernel, (unsigned)job.num_sms, shape<T>::THREADS, sizeof(memory<T>), false, stream, job, map);
 }
 
-template <typename T> static cudaError_t launch_shape(const pages_job &job, cudaStream_t stream)
-{
-    return job.ratio == WARP_ROWS ? launch_pages<T, true>(job, stream) : launch_pages<T, false>(job, stream);
-}
-
-/* Merges the chunk's rows of the window. */
-static cudaError_t merge_chunk(const pages_job &job, cudaStream_t stream)
+/* The merge of the chunk's rows of the window. */
+static cuda_merge make_merge(const pages_job &job)
 {
     const msa_attention_desc &desc = job.desc;
     int64_t first = (int64_t)job.chunk * job.pages.chunk_rows, left = job.step.total_q - first, heads = job.heads;
@@ -484,11 +571,18 @@ static cudaError_t merge_chunk(const pages_job &job, cudaStream_t stream)
     merge.work = job.pages.chosen + job.chunk;
     merge.sum_offset = 4;
     merge.divides = true;
+    merge.blocked = true;
+    merge.factor =
+        job.args.v_descale
+            ? (const float *)((const char *)job.args.v_descale + job.window.first_head * job.args.v_descale_stride)
+            : nullptr;
+    merge.factor_stride = job.args.v_descale_stride;
+    merge.global_factor = job.args.v_global_scale;
     merge.log2_one = job.log2_one;
     merge.after_kernel = true;
     merge.job.num_states = desc.topk;
     for (int s = 0; s < desc.topk; s++) {
-        int64_t index = (int64_t)s * job.pages.chunk_rows * heads;
+        int64_t index = (int64_t)s * job.slab;
         merge.job.states[s] = msa_merge_state{
             job.pages.partials + index * PARTIAL_BYTES, heads * PARTIAL_BYTES,           PARTIAL_BYTES, MSA_BF16,
             (const float *)(job.pages.states + index),  heads * (int64_t)sizeof(float2), sizeof(float2)};
@@ -511,18 +605,26 @@ static cudaError_t merge_chunk(const pages_job &job, cudaStream_t stream)
                                   first_head * job.result.lse_head_stride);
     merge.job.lse_row_stride = job.result.lse_row_stride;
     merge.job.lse_head_stride = job.result.lse_head_stride;
-    return job.merge(&merge, stream);
+    return merge;
+}
+
+template <typename T> static cudaError_t attend_chunks(const prefill_job &window, cudaStream_t stream)
+{
+    pages_job job = make_pages_job(window);
+    cudaError_t error = cudaSuccess;
+    for (; !error && (int64_t)job.chunk * job.pages.chunk_rows < job.step.total_q; job.chunk++) {
+        error = launch_pages<T>(job, stream);
+        cuda_merge merge = make_merge(job);
+        if (!error)
+            error = job.merge(&merge, stream);
+    }
+    return error;
 }
 
 cudaError_t attend_page_lists(const prefill_job &window, cudaStream_t stream)
 {
-    pages_job job = make_pages_job(window);
-    cudaError_t error = cudaSuccess;
-    for (job.chunk = 0; !error && (int64_t)job.chunk * job.pages.chunk_rows < job.step.total_q; job.chunk++) {
-        error = job.precision == MSA_PRECISION_FAST ? launch_shape<fast_types>(job, stream)
-                                                    : launch_shape<exact_types>(job, stream);
-        if (!error)
-            error = merge_chunk(job, stream);
-    }
-    return error;
+    return window.desc.q_dtype == MSA_BF16          ? attend_chunks<bf16_types>(window, stream)
+           : window.desc.q_dtype == MSA_FP16        ? attend_chunks<fp16_types>(window, stream)
+           : window.precision == MSA_PRECISION_FAST ? attend_chunks<fast_types>(window, stream)
+                                                    : attend_chunks<exact_types>(window, stream);
 }

@@ -9,11 +9,12 @@
  *   item    up to PAGE_STEPS steps of 64 query rows from a place's entries. Their order is not defined: no row's
  *           result depends on those beside it
  *
- * A partial result is the sum over a page's keys of 448 * 2^(logit - max) * value, in BF16, beside the maximum (log2
- * units) and the sum without values. The ranks of a row are its states, which combine_sm90 merges.
+ * A partial result is the sum over a page's keys of 2^(logit - max) * value, with E4M3 queries 448 times that, in BF16,
+ * beside the maximum (log2 units) and the sum without values. The ranks of a row are its states, which combine_sm90
+ * merges.
  *
- * Memory: partial results of a chunk, at most MAX_PARTIAL_BYTES, 8 bytes of state for each 256 of them; about 16 bytes
- * for each page of each row, and 24 for each page of each request.
+ * Memory: partial results of a chunk, at most MAX_PARTIAL_BYTES, 8 bytes of state for each 256 of them; the chunk's
+ * queries; about 16 bytes for each page of each row, and 24 for each page of each request.
  */
 #ifndef MSA_CUDA_PREFILL_PAGES_SM90_CUH
 #define MSA_CUDA_PREFILL_PAGES_SM90_CUH
@@ -24,7 +25,8 @@ enum {
     PAGE_STEPS = 8,
     MIN_CHUNK = 512, /* rows; plans whose rows are so large that a chunk would hold fewer are query-major */
     ENTRY_ROW_BITS = 26,
-    PARTIAL_BYTES = 2 * MSA_HEAD_DIM
+    PARTIAL_BYTES = 2 * MSA_HEAD_DIM,
+    PARTIAL_BLOCK = 16 /* heads whose partial results lie together, see struct cuda_merge */
 };
 constexpr uint32_t NO_RANK = 63; /* of entries that fill up steps */
 constexpr int64_t MAX_PARTIAL_BYTES = INT64_C(1) << 30;
@@ -65,8 +67,9 @@ struct page_memory {
     page_item *items;         /* [lists][most_items] */
     int32_t *first_item;      /* [lists][chunks + 1] */
     int32_t *counts;          /* [rows][kv_heads] pages of a row; -1: it is query-major */
-    uint8_t *partials;        /* [topk][chunk_rows][heads of the window][128] */
-    float2 *states;           /* [topk][chunk_rows][heads of the window] maximum and sum */
+    uint8_t *partials;        /* [topk][slab][128], a slab [chunk_rows][heads of the window] in whole blocks */
+    float2 *states;           /* [topk][slab] maximum and sum */
+    uint8_t *queries;         /* [chunk_rows][heads of the window][128], if it must be copied */
     int64_t num_places, most_entries, most_items;
     int32_t chunk_rows, num_chunks;
     size_t counter_bytes, bytes;
@@ -81,8 +84,7 @@ static __host__ __device__ __forceinline__ int64_t most_chunk_rows(const cuda_at
 /* Whether tiles of the plan may go page-major. */
 static __host__ __device__ __forceinline__ bool has_page_lists(const cuda_attention &job)
 {
-    return job.desc.q_dtype == MSA_E4M3 && job.num_splits == 1 && job.desc.strategy != MSA_STRATEGY_QUERY_MAJOR &&
-           most_chunk_rows(job) >= MIN_CHUNK;
+    return job.num_splits == 1 && job.desc.strategy != MSA_STRATEGY_QUERY_MAJOR && most_chunk_rows(job) >= MIN_CHUNK;
 }
 
 static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda_attention &job, char *at)
@@ -115,8 +117,8 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     m.items = (page_item *)take(lists * m.most_items * (int64_t)sizeof(page_item));
     m.first_item = (int32_t *)take(lists * (m.num_chunks + 1) * 4);
     m.counts = (int32_t *)take(rows * desc.num_kv_heads * 4);
-    int64_t partials = ids * desc.num_q_heads, most = MAX_PARTIAL_BYTES / PARTIAL_BYTES;
-    partials = partials < most ? partials : most;
+    int64_t heads = (int64_t)m.chunk_rows * desc.num_q_heads, partials = (heads + PARTIAL_BLOCK - 1) * desc.topk;
+    m.queries = (uint8_t *)take(heads * MSA_HEAD_DIM * (desc.q_dtype == MSA_E4M3 ? 1 : 2));
     m.states = (float2 *)take(partials * (int64_t)sizeof(float2));
     m.partials = (uint8_t *)take(partials * PARTIAL_BYTES);
     m.bytes = (size_t)(at - begin);
@@ -128,6 +130,7 @@ struct pages_job : prefill_job {
     page_memory pages;
     int32_t chunk;  /* of `run` */
     uint32_t heads; /* query heads of the window */
+    uint32_t slab;  /* of rows and heads, from one rank to the next; whole blocks */
 };
 
 static inline pages_job make_pages_job(const prefill_job &window)
@@ -136,6 +139,7 @@ static inline pages_job make_pages_job(const prefill_job &window)
     (prefill_job &)made = window;
     made.pages = page_memory_at(window, (char *)window.memory + window.own.bytes);
     made.heads = window.window.heads * window.ratio;
+    made.slab = (made.pages.chunk_rows * made.heads + PARTIAL_BLOCK - 1) / PARTIAL_BLOCK * PARTIAL_BLOCK;
     return made;
 }
 

@@ -9,8 +9,8 @@
  * of its queries selected, a warp leaves out the softmax of a page that none of its own did. attention_sm90.cuh has
  * the products and the softmax, prefill_sm90.cuh what a step is cut into, prefill_load_sm90.cuh the loaders.
  *
- * Tiles whose queries share few pages go page-major instead, E4M3 queries only: prefill_cut_sm90.cu chooses,
- * prefill_pages_sm90.cu has the kernel.
+ * Tiles whose queries share few pages go page-major instead: prefill_cut_sm90.cu chooses, prefill_pages_sm90.cu has the
+ * kernel.
  *
  * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
  * number that follows from capacities; the FP32 results are merged by the combine kernel. A row's bits depend on its
@@ -213,7 +213,7 @@ static const struct cuda_attention_kernel *other_kernel(const struct cuda_attent
     int few = desc->q_dtype == MSA_E4M3 ? job->num_sms : job->num_sms / 2;
     if (desc->partials)
         return &attention_smxx;
-    bool pages = desc->q_dtype == MSA_E4M3 && desc->strategy == MSA_STRATEGY_PAGE_MAJOR;
+    bool pages = desc->strategy == MSA_STRATEGY_PAGE_MAJOR;
     return !pages && desc->max_total_q * desc->num_kv_heads <= few ? &decode_sm90 : nullptr;
 }
 
