@@ -13,6 +13,7 @@ target_compile_options(msa_build INTERFACE -ffp-contract=off -fno-math-errno -Wa
                        -Wmissing-prototypes)
 
 if(MSA_SANITIZE)
+    string(REPLACE "," ";" MSA_SANITIZE "${MSA_SANITIZE}")
     list(JOIN MSA_SANITIZE "," sanitizers)
     set(sanitize -fsanitize=${sanitizers})
     if("undefined" IN_LIST MSA_SANITIZE)

@@ -390,7 +390,7 @@ typedef struct msa_attention_args {
                                   v_scale_token_stride is not looked at */
     int64_t v_scale_page_stride, v_scale_head_stride, v_scale_token_stride;
     int64_t num_pages;         /* physical pages of the cache, 0..2^31-1 */
-    const float *q_descale;    /* q E4M3 only, optional: [1] with stride 0 (dense default), or [Hkv] with stride 4 */
+    const float *q_descale;    /* q E4M3 only, optional: [1] with stride 0 (dense default), or one a KV head */
     int64_t q_descale_stride;
     const float *k_descale;    /* K/V E4M3 only, optional; multiplies logits */
     int64_t k_descale_stride;
@@ -574,7 +574,7 @@ typedef struct msa_cache_write_args {
     void *v_scale;               /* NVFP4 */
     int64_t v_scale_page_stride, v_scale_head_stride, v_scale_token_stride;
     msa_scale_order v_scale_order;
-    const float *k_descale;      /* optional; E4M3: [1] with stride 0 (default) or [Hkv] with stride 4; NVFP4: [1], the global scale */
+    const float *k_descale;      /* optional; E4M3: [1] with stride 0 (default) or one a KV head; NVFP4: [1], the global scale */
     int64_t k_descale_stride;
     const float *v_descale;
     int64_t v_descale_stride;

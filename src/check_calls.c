@@ -230,6 +230,8 @@ msa_status check_cache_write_args(const msa_cache_write_args *caller_args, msa_c
     bool k = args->k_new || args->k, v = args->v_new || args->v, index_k = args->index_k_new || args->index_k;
     if (k || v)
         TRY(check_cache_dtype("kv_dtype", args->kv_dtype, args->src_dtype, true));
+    if ((k || v) && args->v_scale_order == MSA_SCALE_QUAD && args->kv_dtype != MSA_NVFP4)
+        return INVALID("v_scale_order = quad: kv_dtype = %s has no block scales", dtype_name(args->kv_dtype));
     if (index_k)
         TRY(check_cache_dtype("index_k_dtype", args->index_k_dtype, args->src_dtype, false));
     int64_t tokens = args->tokens, pages = args->num_pages, heads = args->num_kv_heads;

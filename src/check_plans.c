@@ -103,6 +103,8 @@ msa_status check_step(const msa_plan *plan, const msa_step *caller_step, msa_ste
     TRY(check_pointer("cu_seqlens_q", step->cu_seqlens_q, 4));
     if (step->kv_lens && step->cu_seqlens_k)
         return INVALID("cu_seqlens_k = %p: must be NULL when kv_lens is given", (const void *)step->cu_seqlens_k);
+    if (!step->kv_lens && !step->cu_seqlens_k)
+        return INVALID("kv_lens = NULL: must be given, or cu_seqlens_k in its place");
     if (step->cu_seqlens_k)
         TRY(check_pointer("cu_seqlens_k", step->cu_seqlens_k, 4));
     else

@@ -53,9 +53,9 @@ msa_status msa_context_create(const msa_context_options *caller_options, msa_con
     if (options.device < MSA_DEVICE_CPU)
         return fail(MSA_ERROR_INVALID_ARGUMENT, "device = %d: must be -1 (CPU) or a CUDA ordinal >= 0",
                     (int)options.device);
-    if (options.num_threads < 0 || options.num_threads > 1024)
-        return fail(MSA_ERROR_INVALID_ARGUMENT, "num_threads = %d: must be 0 (default) or 1..1024",
-                    (int)options.num_threads);
+    if (options.num_threads < 0 || options.num_threads > MAX_THREADS)
+        return fail(MSA_ERROR_INVALID_ARGUMENT, "num_threads = %d: must be 0 (default) or 1..%d",
+                    (int)options.num_threads, MAX_THREADS);
     if (options.parallel_for && !options.num_threads)
         return fail(MSA_ERROR_INVALID_ARGUMENT, "num_threads = 0: must be given with parallel_for");
     if (!options.alloc != !options.free)

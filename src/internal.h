@@ -53,6 +53,8 @@ size_t cuda_kernel_get(const msa_context *context, size_t index, msa_kernel_info
 
 /* ------------------------------------------------------------------------------------------------ contexts, plans */
 
+enum { MAX_THREADS = 1024 }; /* of a context */
+
 struct msa_context {
     atomic_int references; /* itself, its plans and workspaces */
     const struct backend *backend;

@@ -186,12 +186,14 @@ static const struct row write_rows[] = {
 
 /* An E4M3 cache: its own scales, and no block scales. */
 static const struct row write_rows_e4m3[] = {
+    ROW(write, v_scale_order, SET_I32, MSA_SCALE_QUAD, 0, MSA_ERROR_INVALID_ARGUMENT, "quad", "no block scales"),
     STRIDE(write, k_descale_stride, 4), STRIDE(write, v_descale_stride, 4),
     ALIAS(write, k_scale, write.k, "only an NVFP4"), ALIAS(write, v_scale, write.v, "only an NVFP4"),
     ALIAS(write, index_k_scale, write.index_k, "only an NVFP4"),
 };
 
 static const struct row write_rows_16_bit[] = {
+    ROW(write, v_scale_order, SET_I32, MSA_SCALE_QUAD, 0, MSA_ERROR_INVALID_ARGUMENT, "quad", "no block scales"),
     ALIAS(write, k_descale, write.slot_mapping, "only E4M3 and NVFP4"),
     ALIAS(write, v_descale, write.slot_mapping, "only E4M3 and NVFP4"),
 };

@@ -512,6 +512,8 @@ REFUSED = [
     ("of memory, the machine has", "bench combine --queries 1M --q-heads 1024 --splits 32"),
     ("-o CASE is missing", "make --op prefill"),
     ("--op: 'topk' is none of", "make -o x --op topk"),
+    ("--precision: a case does not say", "make -o x --precision fast"),
+    ("--scores-only: a case does not say", "make -o x --op index --scores-only"),
     ("--decode: a layer's case", "make -o x --op layer --decode"),
     ("--queries: a case has one value, not 2", "make -o x --queries 1,2"),
     ("one argument too many", "make -o x y"),
@@ -522,7 +524,7 @@ REFUSED = [
 
 
 def check_bad_baseline():
-    for text in "[1]", "{}", "[{\"work\": 1, \"median_us\": 2}]", "[":
+    for text in "[1]", "{}", "[{\"work\": 1, \"median_us\": 2}]", "[{\"work\": \"x\", \"median_us\": 0}]", "[":
         with open(folder.path("baseline"), "w") as file:
             file.write(text)
         refused("--baseline: ", "bench", "prefill", "--baseline", folder.path("baseline"))

@@ -379,7 +379,7 @@ def bad_outputs():
         refused("cannot be written", "run", good, "-o", path)
     if os.path.exists("/dev/full"):
         refused("cannot be written", "run", good, "-o", "/dev/full")
-        for arguments in ["check", good], ["--help"], ["bench", "--help"]:
+        for arguments in ["check", good], ["--help"], ["bench", "--help"], ["info", "--json"]:
             with open("/dev/full", "w") as full:
                 tool = subprocess.run([TOOL, *arguments], env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE)
             assert tool.returncode == 2 and tool.stderr == b"msa: the output cannot be written\n", (arguments, tool)
@@ -414,6 +414,8 @@ def info():
     kernels = parsed["kernels"]
     assert any(kernel["name"] == "attention_c" and kernel["available"] for kernel in kernels)
     refused("exclude each other", "info", "--json", "--markdown")
+    many = subprocess.run([TOOL, "info", "--json"], env=dict(ENVIRONMENT, OMP_NUM_THREADS="5000"), capture_output=True)
+    assert json.loads(many.stdout)["devices"][0]["threads"] == 1024, "a context takes 1024 threads at most"
     lines = msa("info", "--markdown").splitlines()
     assert all(line.startswith("| ") or line.startswith("|---") for line in lines)
     assert len({line.count("|") for line in lines}) == 1, "rows of different length"

@@ -251,7 +251,7 @@ static int run_ops(struct bench *bench, const enum bench_op *ops, int num_ops)
     for (int i = 0; status == CLI_OK && i < num_ops; i++)
         status = run_op(bench, &axes[i]);
     free(axes);
-    report_baseline(bench->text, bench->results, bench->num_results);
+    report_baseline(bench->text, bench->baseline != NULL, bench->results, bench->num_results);
     return status;
 }
 

@@ -101,7 +101,7 @@ static int print_json(const msa_context *cpu, const msa_context_info *info)
     }
     json_t *root = json_pack("{s:s, s:o, s:o, s:o}", "version", msa_version(), "devices", devices, "cpu_isas", isas,
                              "kernels", kernels);
-    failed |= !root || json_dumpf(root, stdout, JSON_INDENT(2));
+    failed |= !root || (json_dumpf(root, stdout, JSON_INDENT(2)) && !ferror(stdout)); /* that, finish_output says */
     json_decref(root);
     printf("\n");
     return failed ? cli_error("info: no memory for the JSON text") : CLI_OK;

@@ -67,6 +67,11 @@ static int read_point(struct point *point)
         return CLI_BAD;
     if (op == BENCH_LAYER && axes.values[AXIS_DECODE][0])
         return cli_error("--decode: a layer's case is the same for all plans; msa run has --plan");
+    static const enum axis of_runs[] = {AXIS_SCORES_ONLY, AXIS_PRECISION, AXIS_STRATEGY, AXIS_ISA};
+    for (size_t i = 0; i < sizeof(of_runs) / sizeof(*of_runs); i++) {
+        if (axes.count[of_runs[i]] && axes.values[of_runs[i]][0])
+            return cli_error("--%s: a case does not say how it is run", axis_name(of_runs[i]));
+    }
     for (int a = 0; a < AXIS_COUNT; a++) {
         if (axes.count[a] > 1)
             return cli_error("--%s: a case has one value, not %d", axis_name((enum axis)a), axes.count[a]);

@@ -17,7 +17,8 @@
 int host_threads(void)
 {
 #ifdef _OPENMP
-    return omp_get_max_threads();
+    int most = omp_get_max_threads();
+    return most < 1024 ? most : 1024; /* as many as a context takes */
 #else
     return 1;
 #endif

@@ -154,7 +154,7 @@ int writable(const char *option, const char *path)
     return CLI_OK;
 }
 
-void report_baseline(FILE *stream, const struct result *results, int count)
+void report_baseline(FILE *stream, bool given, const struct result *results, int count)
 {
     double sum = 0, least = INFINITY, largest = 0;
     int compared = 0, slower = 0;
@@ -168,6 +168,8 @@ void report_baseline(FILE *stream, const struct result *results, int count)
         slower += results[i].median_us > 1.01 * results[i].baseline_us;
         compared++;
     }
+    if (compared < count && given)
+        fprintf(stream, "baseline: %d of %d results are in the file\n", compared, count);
     if (compared)
         fprintf(stream,
                 "baseline/this: geometric mean %.4f, least %.4f, largest %.4f; %d of %d more than 1 %% slower\n",

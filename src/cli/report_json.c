@@ -104,13 +104,15 @@ int baseline_read(const char *path, json_t **baseline)
     json_array_foreach(*baseline, i, entry)
     {
         good = good && json_is_string(json_object_get(entry, "work")) &&
-               json_is_number(json_object_get(entry, "median_us"));
+               json_is_number(json_object_get(entry, "median_us")) &&
+               json_number_value(json_object_get(entry, "median_us")) > 0 &&
+               json_number_value(json_object_get(entry, "median_us")) < 1e15;
     }
     if (good)
         return CLI_OK;
     json_decref(*baseline);
     *baseline = NULL;
-    return cli_error("--baseline: %s is not an array of results with work and median_us", path);
+    return cli_error("--baseline: %s is not an array of results with work and a positive median_us", path);
 }
 
 double baseline_find(const json_t *baseline, const struct result *result)

@@ -235,30 +235,31 @@ static const struct backend cpu_backend = {
     .context_destroy = cpu_context_destroy,
 };
 
-static msa_status choose_isa(const char *name, enum cpu_isa *isa)
+/* `from`: who gave the name. */
+static msa_status choose_isa(const char *from, const char *name, enum cpu_isa *isa)
 {
     *isa = ISA_C;
     for (int candidate = 0; candidate < NUM_ISAS; candidate++) {
         if (name && !strcmp(name, isa_names[candidate])) {
             *isa = (enum cpu_isa)candidate;
             return isa_supported(*isa) ? MSA_SUCCESS
-                                       : fail(MSA_ERROR_UNSUPPORTED, "isa = \"%s\": this machine lacks it", name);
+                                       : fail(MSA_ERROR_UNSUPPORTED, "%s = \"%s\": this machine lacks it", from, name);
         }
         if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()))
             *isa = (enum cpu_isa)candidate;
     }
-    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "isa = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon",
+    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "%s = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon", from,
                        name)
                 : MSA_SUCCESS;
 }
 
 msa_status cpu_context_init(msa_context *context, const msa_context_options *options)
 {
-    const char *name = options->isa;
+    const char *from = options->isa ? "isa" : "MSA_ISA", *name = options->isa;
     if (!name && (name = getenv("MSA_ISA")) && !*name)
         name = NULL;
     enum cpu_isa isa;
-    msa_status status = choose_isa(name, &isa);
+    msa_status status = choose_isa(from, name, &isa);
     if (status)
         return status;
     struct cpu_device *device = context_alloc(context, sizeof *device);
@@ -282,7 +283,8 @@ msa_status cpu_context_init(msa_context *context, const msa_context_options *opt
     context->num_threads = options->num_threads;
     if (!context->num_threads) {
 #ifdef _OPENMP
-        context->num_threads = omp_get_max_threads();
+        int most = omp_get_max_threads();
+        context->num_threads = most < MAX_THREADS ? most : MAX_THREADS;
 #else
         context->num_threads = 1;
 #endif
