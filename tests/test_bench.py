@@ -24,7 +24,19 @@ PAGE = 128
 
 FIELDS = """op format pattern batch total_q kv_len q_heads kv_heads index_heads threads isa device kernel strategy
 precision median_us p10_us p90_us spread gflops gbps peak_gflops peak_gbps bound floor_us peak_fraction""".split()
-MEMORY_BOUND = {"topk", "combine", "quantise"}  # and the index of decode
+WITHOUT_FLOPS = {"topk", "combine", "quantise"}
+
+
+def cache_bytes():
+    """As the tool takes it: the largest cache that the system tells of."""
+    for name in "LEVEL3_CACHE_SIZE", "LEVEL2_CACHE_SIZE":
+        text = subprocess.run(["getconf", name], capture_output=True, text=True).stdout.strip()
+        if text.isdigit() and int(text):
+            return int(text)
+    return 32 << 20
+
+
+CACHE = cache_bytes()
 
 
 def bench(*arguments):
@@ -172,7 +184,7 @@ def close(a, b):
     return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
 
 
-def check_result(result):
+def check_result(result, footprint=0):
     for field in FIELDS:
         assert field in result, field + " is missing"
     assert result["p10_us"] <= result["median_us"] <= result["p90_us"] and result["median_us"] > 0
@@ -183,17 +195,19 @@ def check_result(result):
     assert result["prepare_run_us"] >= result["median_us"] * 0.999
     assert close(result["gflops"], result["flops"] / result["median_us"] * 1e-3)
     assert close(result["gbps"], result["bytes"] / result["median_us"] * 1e-3)
-    memory = result["op"] in MEMORY_BOUND or (result["op"] == "index" and result["decode"])
+    # The larger floor counts, that of memory only where the inputs do not fit the caches.
+    memory_us, compute_us = (result[work] / result[peak] * 1e-3
+                             for work, peak in (("bytes", "peak_gbps"), ("flops", "peak_gflops")))
+    memory = result["op"] in WITHOUT_FLOPS or footprint > CACHE and memory_us > compute_us
     assert result["bound"] == ("memory" if memory else "compute")
-    rate, peak = ("gbps", "peak_gbps") if memory else ("gflops", "peak_gflops")
-    assert result[rate] > 0 and result[peak] > 0
-    work = "bytes" if memory else "flops"
-    assert close(result["floor_us"], result[work] / result[peak] * 1e-3)
-    # Every sample has the peak beside it; of a single one all figures are the same.
-    least, largest = result["peak_fraction_p10"], result["peak_fraction_p90"]
-    assert 0 < least <= result["peak_fraction"] <= largest
-    if result["samples"] == 1:
-        assert least == largest and close(result["peak_fraction"], result[rate] / result[peak])
+    shares = [result[name] for name in ("peak_fraction_p10", "peak_fraction", "peak_fraction_p90")]
+    if memory and footprint <= CACHE:
+        assert shares == [None] * 3 and result["floor_us"] is None
+    else:
+        assert close(result["floor_us"], memory_us if memory else compute_us)
+        assert 0 < shares[0] and shares == sorted(shares)
+        if result["samples"] == 1:
+            assert shares[0] == shares[2] and close(shares[1], result["floor_us"] / result["median_us"])
     assert result["threads"] >= 1 and result["isa"] and result["device"]
 
 
@@ -281,6 +295,18 @@ def check_samples():
                              "--json", "-"))
     assert result["samples"] >= 7 and result["samples"] * result["median_us"] < 10e6
     check_result(result)
+    result, = json.loads(msa("bench", "prefill", *TINY["prefill"], "--min-time", "0.2", "--json", "-"))
+    assert result["samples"] > 1
+    check_result(result)
+
+
+def check_out_of_cache():
+    mebibytes = CACHE * 2 >> 20
+    if mebibytes << 20 > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4:
+        return skip("bench out of cache", "too little memory")
+    for arguments in (["quantise", "--rows", "4096"], "decode --context 4096 --batch 64".split()):
+        result, = bench(*arguments, "--footprint", str(mebibytes))
+        check_result(result, mebibytes << 20)
 
 
 def check_text():
@@ -563,6 +589,7 @@ def main():
     test("product of axes", check_product)
     test("instruction sets and threads", check_isa)
     test("samples", check_samples)
+    test("out of cache", check_out_of_cache)
     test("table, CSV, markdown, JSON", check_text)
     test("baseline", check_baseline)
     if shutil.which("gnuplot"):

@@ -36,8 +36,7 @@ struct subject {
     const char *name; /* of the operation, for messages */
     char kernel[192]; /* the main one first */
     const char *strategy, *precision;
-    double flops, bytes; /* useful, a call */
-    bool memory_bound;   /* what the fraction of the peak is of */
+    double flops, bytes; /* useful, a call; flops 0: memory alone counts */
     bool copies;         /* reads and writes alike: measured against the copy rate */
     double fp8;          /* GPUs: the part of the flops that FP8 tensor cores do, by the plan's precision */
     const struct device *device;

@@ -206,6 +206,5 @@ int planned_open(struct subject *subject, const struct workload *workload, struc
     subject->fp8 = fp8_part(problem, strcmp(subject->precision, "fast") == 0);
     snprintf(subject->kernel, sizeof(subject->kernel), "%s%s%s", x->attention_plan ? x->attention_info.kernel : "",
              x->attention_plan && x->index_plan ? ", " : "", x->index_plan ? x->index_info.kernel : "");
-    subject->memory_bound = x->index_plan && !x->attention_plan && x->decode;
     return CLI_OK;
 }

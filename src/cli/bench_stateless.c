@@ -99,7 +99,6 @@ static int stateless_open(struct subject *subject, const char *name, struct devi
                                 .strategy = "",
                                 .precision = "exact",
                                 .bytes = bytes,
-                                .memory_bound = true,
                                 .device = device,
                                 .rotations = count,
                                 .call = stateless_call,

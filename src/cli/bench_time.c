@@ -6,6 +6,7 @@
 #include "parallel.h"
 #include "peak.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,14 +34,39 @@ double quantile(const double *sorted, int count, double fraction)
  * windows of the peak stand between rounds of samples, and a sample's share is of the mean of those before and after
  * its round. */
 struct beside {
-    enum peak peak;
+    const struct subject *subject;
     int threads;
-    bool wanted, open; /* opened when first measured: to touch the memory of a peak empties the caches */
+    bool open;   /* since it was first measured: to measure a peak empties the caches */
+    bool memory; /* the peak is one of memory */
+    bool shares_mean_something;
+    enum peak peak;
     struct peak_probe probe;
     double work;            /* of a sample, in the peak's units: a floor is work / rate * 1e-9 seconds */
     double *rates, *shares; /* of all windows, of all samples */
     int num_rates;
 };
+
+static enum peak memory_peak(const struct subject *subject)
+{
+    return subject->copies ? PEAK_COPY : PEAK_READ;
+}
+
+/* The larger of the two floors counts, that of memory only where the caches do not hold all inputs. */
+static void open_beside(struct beside *beside)
+{
+    const struct subject *subject = beside->subject;
+    enum peak arithmetic = peak_of_kernel(subject->kernel), memory = memory_peak(subject);
+    bool cached = subject->bytes * subject->rotations <= (double)cache_bytes();
+    beside->memory = subject->flops == 0;
+    if (subject->flops > 0 && !cached)
+        beside->memory = subject->bytes / peak_rate(memory, beside->threads) >
+                         subject->flops / peak_rate(arithmetic, beside->threads);
+    beside->peak = beside->memory ? memory : arithmetic;
+    beside->work = beside->memory ? subject->bytes : subject->flops;
+    beside->shares_mean_something =
+        peak_open(&beside->probe, beside->peak, beside->threads) && !(beside->memory && cached);
+    beside->open = true;
+}
 
 enum { MOST_WINDOWS = 15, MAX_RATES = MOST_WINDOWS * 4096 };
 #define ROUND_SECONDS 0.02 /* of samples between windows, at least */
@@ -51,11 +77,11 @@ static double measure_beside(struct beside *beside, double round_seconds)
 {
     double rates[MOST_WINDOWS], wanted = round_seconds * WINDOW_PART / 0.002;
     int count = wanted < 1 ? 1 : wanted > MOST_WINDOWS ? MOST_WINDOWS : (int)wanted;
-    if (beside->wanted && !beside->open) {
-        beside->open = true;
-        beside->wanted = peak_open(&beside->probe, beside->peak, beside->threads);
-    }
-    if (!beside->wanted)
+    if (!device_is_host(beside->subject->device))
+        return 0;
+    if (!beside->open)
+        open_beside(beside);
+    if (!beside->shares_mean_something)
         return 0;
     for (int i = 0; i < count; i++) {
         rates[i] = peak_window(&beside->probe);
@@ -129,51 +155,36 @@ static void set_rates(const struct subject *subject, struct beside *beside, int 
     double seconds = result->median_us * 1e-6;
     result->flops = subject->flops;
     result->bytes = subject->bytes;
-    result->memory_bound = subject->memory_bound;
     result->gflops = subject->flops / seconds * 1e-9;
     result->gbps = subject->bytes / seconds * 1e-9;
     if (!device_is_host(subject->device)) {
         set_cuda_rates(subject, result);
         return;
     }
-    enum peak arithmetic = peak_of_kernel(subject->kernel), memory = subject->copies ? PEAK_COPY : PEAK_READ;
+    result->memory_bound = beside->memory;
+    result->peak_gflops = peak_rate(peak_of_kernel(subject->kernel), threads);
+    result->peak_gbps = peak_rate(memory_peak(subject), threads);
+    result->floor_us = result->peak_fraction = NAN;
+    if (!beside->num_rates)
+        return;
     sort_samples(beside->rates, beside->num_rates);
     sort_samples(beside->shares, result->samples);
-    double peak = beside->num_rates ? quantile(beside->rates, beside->num_rates, 0.5) : 0;
-    result->peak_gflops = subject->memory_bound ? peak_rate(arithmetic, threads) : peak;
-    result->peak_gbps = subject->memory_bound ? peak : peak_rate(memory, threads);
+    double peak = quantile(beside->rates, beside->num_rates, 0.5);
+    *(beside->memory ? &result->peak_gbps : &result->peak_gflops) = peak;
     result->floor_us = beside->work / peak * 1e-3;
     result->peak_fraction = quantile(beside->shares, result->samples, 0.5);
     result->peak_fraction_p10 = quantile(beside->shares, result->samples, 0.1);
     result->peak_fraction_p90 = quantile(beside->shares, result->samples, 0.9);
 }
 
-static bool open_beside(struct beside *beside, const struct subject *subject, int threads)
-{
-    *beside = (struct beside){.work = subject->memory_bound ? subject->bytes : subject->flops,
-                              .rates = malloc(MAX_RATES * sizeof(*beside->rates)),
-                              .shares = calloc(MAX_SAMPLES, sizeof(*beside->shares))};
-    if (!beside->rates || !beside->shares)
-        return false;
-    beside->wanted = device_is_host(subject->device);
-    beside->threads = threads;
-    beside->peak = !subject->memory_bound ? peak_of_kernel(subject->kernel) : subject->copies ? PEAK_COPY : PEAK_READ;
-    return true;
-}
-
-static void close_beside(struct beside *beside)
-{
-    if (beside->open)
-        peak_close(&beside->probe);
-    free(beside->rates);
-    free(beside->shares);
-}
-
 int bench_time(struct subject *subject, const struct bench_options *options, int threads, struct result *result)
 {
-    struct beside beside;
     double *runs = malloc(MAX_SAMPLES * sizeof(*runs)), *totals = malloc(MAX_SAMPLES * sizeof(*totals));
-    bool memory = open_beside(&beside, subject, threads) && runs && totals;
+    struct beside beside = {.subject = subject,
+                            .threads = threads,
+                            .rates = malloc(MAX_RATES * sizeof(*beside.rates)),
+                            .shares = calloc(MAX_SAMPLES, sizeof(*beside.shares))};
+    bool memory = runs && totals && beside.rates && beside.shares;
     int count, status = memory ? CLI_OK : cli_error("out of memory");
     if (status == CLI_OK)
         status = take_samples(subject, options, &beside, runs, totals, &count);
@@ -191,7 +202,10 @@ int bench_time(struct subject *subject, const struct bench_options *options, int
         snprintf(result->precision, sizeof(result->precision), "%s", subject->precision);
         set_rates(subject, &beside, threads, result);
     }
-    close_beside(&beside);
+    if (beside.open)
+        peak_close(&beside.probe);
+    free(beside.rates);
+    free(beside.shares);
     free(runs);
     free(totals);
     return status;

@@ -25,12 +25,13 @@ static struct poptOption option_table[] = {
      "formal|smoke|FILE"},
     {"case", 0, POPT_ARG_STRING, &texts.cases, 0, "these cases of the suite only", "ID,..."},
     {"device", 0, POPT_ARG_STRING, &texts.device, 0, "where to compute (default cpu)", "cpu|cuda[:N]"},
-    {"min-time", 0, POPT_ARG_STRING, &texts.min_time, 0, "least time to measure for (default 1)", "SECONDS"},
+    {"min-time", 0, POPT_ARG_STRING, &texts.min_time, 0,
+     "least time to measure for (default 1), if 100000 samples take it", "SECONDS"},
     {"samples", 0, POPT_ARG_STRING, &texts.samples, 0, "least number of samples (default 5)", "N"},
     {"run-once", 0, POPT_ARG_NONE, &texts.run_once, 0, "one call without warm-up, for profilers", NULL},
     {"footprint", 0, POPT_ARG_STRING, &texts.footprint, 0,
      "inputs rotate over this much memory (default: twice the largest cache on a CUDA device, and for decode, index "
-     "--decode, combine and quantise, else 0: the same inputs again), in at most 4096 copies",
+     "--decode, topk, combine and quantise, else 0: the same inputs again), in at most 4096 copies",
      "MIB"},
     {"baseline", 0, POPT_ARG_STRING, &texts.baseline, 0, "compare with an earlier --json", "FILE"},
     {"json", 0, POPT_ARG_STRING, &texts.json, 0, "write all results; - is stdout, and then no table is printed",
@@ -62,7 +63,8 @@ static bool is_planned(enum bench_op op)
 
 static size_t footprint(const struct bench *bench, const struct point *point)
 {
-    bool memory = point->op == BENCH_DECODE || point->op == BENCH_COMBINE || point->op == BENCH_QUANTISE ||
+    bool memory = point->op == BENCH_DECODE || point->op == BENCH_TOPK || point->op == BENCH_COMBINE ||
+                  point->op == BENCH_QUANTISE ||
                   ((point->op == BENCH_INDEX || point->op == BENCH_LAYER) && point->at[AXIS_DECODE]);
     if (bench->options.footprint >= 0)
         return (size_t)bench->options.footprint;

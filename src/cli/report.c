@@ -135,7 +135,10 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
         snprintf(cells[i++], sizeof(*cells), "-");
     snprintf(cells[i++], sizeof(*cells), "%.1f", result->gflops);
     snprintf(cells[i++], sizeof(*cells), "%.2f", result->gbps);
-    snprintf(cells[i++], sizeof(*cells), "%.1f %%", 100 * result->peak_fraction);
+    if (isfinite(result->peak_fraction))
+        snprintf(cells[i++], sizeof(*cells), "%.1f %%", 100 * result->peak_fraction);
+    else
+        snprintf(cells[i++], sizeof(*cells), "-");
     snprintf(cells[i++], sizeof(*cells), "%.2f", result->prepare_run_us);
     if (result->baseline_us > 0)
         snprintf(cells[i++], sizeof(*cells), "%.3f", result->baseline_us / result->median_us);
