@@ -71,14 +71,18 @@ static void mixed_batch(harness *h, const attention_spec *spec)
     together_and_alone(h, &large);
     small.requests = batch_of(3, LENGTHS(2, 1, 2), LENGTHS(2000, 1, 1500)); /* few rows: decode splits their lists */
     together_and_alone(h, &small);
-    if (!spec->decode || h->options.device == MSA_DEVICE_CPU)
+    if (h->options.device == MSA_DEVICE_CPU)
         return;
     attention_spec room = large; /* for many new tokens: a GPU's tiles that share pages, and others that do not */
     room.q_heads = 32;
     room.topk = 16;
-    room.requests = batch_of(5, LENGTHS(8, 2, 1, 16, 5), LENGTHS(1500, 2000, 300, 1000, 9000));
-    room.requests.max_batch = 8;
-    room.requests.max_total_q = 700;
+    if (spec->decode) {
+        room.requests = batch_of(5, LENGTHS(8, 2, 1, 16, 5), LENGTHS(1500, 2000, 300, 1000, 9000));
+        room.requests.max_batch = 8;
+        room.requests.max_total_q = 700;
+    } else { /* tiles that a GPU's blocks take whole, in two pieces or in three: how depends on how many there are */
+        room.requests = batch_of(3, LENGTHS(300, 150, 450), LENGTHS(2000, 1500, 3000));
+    }
     together_and_alone(h, &room);
 }
 

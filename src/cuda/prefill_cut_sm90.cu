@@ -1,50 +1,105 @@
 /* SPDX-License-Identifier: MIT
  *
- * prefill_cut_sm90.cu - which tiles go page-major, and their lists, as prefill_pages_sm90.cuh says: a counting sort of
- * (row, page) by page.
+ * prefill_cut_sm90.cu - what `prepare` of prefill_sm90 cuts a step into, after the rows' pages are known: windows,
+ * unions (prefill_join_sm90.cu), which tiles go page-major, and their lists, as prefill_sm90.cuh and
+ * prefill_pages_sm90.cuh say.
  *
- *   choose_tiles    a warp a tile and list   decides, and counts the entries of places; a count before it is raised is
- *                                            an entry's position
+ *   find_windows    one block                pages before each request, where windows begin; others clear sources and
+ *                                            counts
+ *   join_few, ...   a warp a tile and list   unions of tiles, the choice, and counts
+ *   choose_tiles    a warp a tile and list   the choice for tiles of many queries, and where it is forced
  *   cut_items       a block a list           sums up places to first entries and items
- *   write_entries   a thread an entry
- * Integers alone are added up in no fixed order, and which entry of a place comes first changes no result.
+ *   write_entries   four entries a thread    with the items, a counting sort of (row, page) by page, as a count before
+ *                                            it is raised is an entry's position
+ * Integers alone are added up in no fixed order, and which entry of a place comes first changes no result. Each launch
+ * is on its way while the one ahead of it runs; the last two end at once where no tile is page-major.
  *
- * Query-major computes every page of the union of a warpgroup's queries for all of them; page-major the rows that
- * selected it, but pays for partial results, and for pages that few rows selected. A tile's choice follows from its
- * lists and its request's lengths.
+ * Measured on an H200, 2026-11-30, lists of 16384 rows and 4 KV heads (1M ids), with the launches before these, us:
+ * requests and rows 6, pages 7, windows 4, join_few 22, cut_items 2, write_entries 3 where tiles stay query-major
+ * (clustered), 39, 6 and 22 for the last three where all go page-major (scattered).
  */
-#include "prefill_pages_sm90.cuh"
+#include "prefill_cut_sm90.cuh"
 #include "step.cuh"
 
 enum {
     CHOOSE_THREADS = 128,
     WRITE_THREADS = 256,
-    PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32,
-    PAGE_MAJOR_COST = 30, /* of a page-major step in 1/16 of a query-major one, results and merge included */
-    LEAST_SHARE = 8       /* entries that a page should have */
+    WRITE_EACH = 4, /* entries of a thread, whose loads wait together */
+    PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32
 };
 
-/* Where a page of a request is counted. */
-static __device__ __forceinline__ int64_t find_place(const pages_job &job, int32_t first_page, int32_t chunk,
-                                                     int32_t page)
+/* ------------------------------------------------------------------------------------------------ windows */
+
+static __global__ void __launch_bounds__(SCAN_THREADS)
+    find_windows(const __grid_constant__ pages_job job, int64_t counter_words)
 {
-    return first_page + (int64_t)chunk * job.own.first_page[job.step.batch + 1] + page;
+    grid_release();
+    grid_wait();
+    if (blockIdx.x > 0) {
+        int64_t i = (int64_t)(blockIdx.x - 1) * SCAN_THREADS + threadIdx.x;
+        if (i < num_sources(job))
+            job.own.sources[i] = image_source{-1, 0};
+        if (i < counter_words)
+            job.pages.counters[i] = 0;
+        return;
+    }
+    int32_t before = 0, most = 0;
+    for (int64_t round = 0; round < job.step.batch; round += SCAN_THREADS) {
+        int64_t b = round + threadIdx.x;
+        int32_t pages = b < job.step.batch ? pages_of(job.step.requests[b].kv_len) : 0, all, largest;
+        int32_t in_round = block_scan<sum>(pages, &all);
+        block_scan<maximum>(pages, &largest);
+        most = largest > most ? largest : most;
+        if (b < job.step.batch)
+            job.own.first_page[b] = before + in_round;
+        before += all;
+    }
+    if (threadIdx.x == 0) {
+        job.own.first_page[job.step.batch] = before;
+        job.own.first_page[job.step.batch + 1] = most;
+    }
+    __syncthreads();
+    int32_t windows = num_windows(job, job.step.batch), size = size_of_window(job).pages;
+    for (int32_t w = threadIdx.x; w <= windows; w += SCAN_THREADS) {
+        int32_t low = 0, high = job.step.batch; /* the first request that begins at or past the window */
+        while (low < high && w < windows) {
+            int32_t middle = low + (high - low) / 2;
+            if (job.own.first_page[middle] >= (int64_t)w * size)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        job.own.first_request[w] = high;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ choosing */
 
-/* Whether the tile's rows share too few pages for query-major. bits: zeros, and left so. By a warp. */
-static __device__ bool is_scattered(const pages_job &job, const cuda_tile &tile, const cuda_page *pages, uint32_t *bits)
+static __global__ void __launch_bounds__(CHOOSE_THREADS) choose_tiles(const __grid_constant__ pages_job job)
 {
-    if (job.desc.strategy == MSA_STRATEGY_PAGE_MAJOR)
-        return true;
-    cuda_request request = job.step.requests[tile.request];
-    if ((int64_t)request.num_rows * job.step.topk < (int64_t)LEAST_SHARE * pages_of(request.kv_len))
-        return false;
-    int group = GROUP_WARPS * job.width, lane = threadIdx.x % CUDA_WARP, joined = 0, named = 0;
+    __shared__ uint32_t all_bits[CHOOSE_THREADS / CUDA_WARP][PAGE_WORDS];
+    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP, topk = job.step.topk;
+    int64_t index = (int64_t)blockIdx.x * (CHOOSE_THREADS / CUDA_WARP) + warp, list = blockIdx.y;
+    uint32_t *bits = all_bits[warp];
+    cuda_tile tile = {};
+    grid_release();
+    grid_wait();
+    if (index < job.step.num_tiles)
+        tile = job.step.tiles[index];
+    if (tile.num_rows == 0)
+        return;
+    if (job.desc.strategy == MSA_STRATEGY_PAGE_MAJOR) {
+        count_entries(job, tile, list, index);
+        return;
+    }
+    for (int i = lane; i < PAGE_WORDS; i += CUDA_WARP)
+        bits[i] = 0;
+    __syncwarp();
+    const cuda_page *pages = job.step.pages + (list * job.step.total_q + tile.first_row) * topk;
+    int group = GROUP_WARPS * job.width, joined = 0, named = 0;
     for (int row = 0; row < tile.num_rows; row += group) {
-        int end = min(row + group, tile.num_rows) * job.step.topk;
-        for (int first = row * job.step.topk; first < end; first += CUDA_WARP) {
+        int end = min(row + group, tile.num_rows) * topk;
+        for (int first = row * topk; first < end; first += CUDA_WARP) {
             int32_t page = first + lane < end ? pages[first + lane].logical : -1;
             uint32_t bit = 1u << page % 32;
             bool fresh = page >= 0 && !(atomicOr(&bits[page / 32], bit) & bit);
@@ -52,86 +107,18 @@ static __device__ bool is_scattered(const pages_job &job, const cuda_tile &tile,
             named += __popc(__ballot_sync(~0u, page >= 0));
         }
         __syncwarp();
-        for (int i = row * job.step.topk + lane; i < end; i += CUDA_WARP)
+        for (int i = row * topk + lane; i < end; i += CUDA_WARP)
             if (pages[i].logical >= 0)
                 bits[pages[i].logical / 32] = 0;
         __syncwarp();
     }
-    return (int64_t)joined * group * 16 > (int64_t)named * PAGE_MAJOR_COST;
-}
-
-static __global__ void __launch_bounds__(CHOOSE_THREADS) choose_tiles(const __grid_constant__ pages_job job)
-{
-    constexpr int WARPS = CHOOSE_THREADS / CUDA_WARP;
-    __shared__ uint32_t all_bits[WARPS][PAGE_WORDS];
-    int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP, topk = job.step.topk;
-    int64_t index = (int64_t)blockIdx.x * WARPS + warp, list = blockIdx.y;
-    cuda_tile tile = {};
-    if (index < job.step.num_tiles)
-        tile = job.step.tiles[index];
-    if (tile.num_rows == 0)
+    if (is_scattered(job, job.step.requests[tile.request], joined, named)) {
+        count_entries(job, tile, list, index);
         return;
-    for (int i = lane; i < PAGE_WORDS; i += CUDA_WARP)
-        all_bits[warp][i] = 0;
-    __syncwarp();
-    int64_t id = (list * job.step.total_q + tile.first_row) * topk;
-    const cuda_page *pages = job.step.pages + id;
-    bool chosen = is_scattered(job, tile, pages, all_bits[warp]);
+    }
+    leave_query_major(job, tile, list);
     if (lane == 0)
-        job.own.tiles[list * job.step.num_tiles + index].size = chosen ? PAGE_MAJOR_TILE : 0;
-    int32_t first_page = job.own.first_page[tile.request];
-    auto set_count = [&](int row, int32_t count) {
-        int32_t *to =
-            job.pages.counts + (int64_t)(tile.first_row + row) * job.desc.num_kv_heads + list * job.list_heads;
-        for (uint32_t i = 0; i < job.list_heads; i++)
-            to[i] = count;
-    };
-    if (!chosen) {
-        if (lane == 0)
-            *job.pages.query_major = 1;
-        for (int row = lane; row < tile.num_rows; row += CUDA_WARP)
-            set_count(row, -1);
-        for (int i = lane; i < tile.num_rows * topk; i += CUDA_WARP)
-            job.pages.positions[id + i].place = NO_PLACE;
-        return;
-    }
-    if (lane == 0) {
-        job.pages.chosen[tile.first_row / job.pages.chunk_rows] = 1;
-        job.pages.chosen[(tile.first_row + tile.num_rows - 1) / job.pages.chunk_rows] = 1;
-    }
-    constexpr int AHEAD = 6; /* loads, then counts, under way */
-    int ids = tile.num_rows * topk;
-    for (int begin = lane; begin < ids; begin += AHEAD * CUDA_WARP) {
-        int32_t page[AHEAD], next[AHEAD];
-        page_position at[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int own = begin + i * CUDA_WARP;
-            page[i] = own < ids ? pages[own].logical : -1;
-            next[i] = own + 1 < ids ? pages[own + 1].logical : -1;
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            at[i] = page_position{NO_PLACE, 0};
-            if (page[i] < 0)
-                continue;
-            int32_t row = tile.first_row + (begin + i * CUDA_WARP) / topk;
-            at[i].place = (uint32_t)find_place(job, first_page, row / job.pages.chunk_rows, page[i]);
-            at[i].position = atomicAdd(&job.pages.counters[list * job.pages.num_places + at[i].place], 1);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int own = begin + i * CUDA_WARP, row = own / topk, rank = own - row * topk;
-            if (own >= ids)
-                continue;
-            job.pages.positions[id + own] = at[i];
-            if (page[i] < 0 ? rank == 0 : rank == topk - 1 || next[i] < 0)
-                set_count(row, page[i] < 0 ? 0 : rank + 1);
-            if (page[i] >= 0 && at[i].position == 0) /* the same by whoever is first */
-                job.pages.chunks[list * job.pages.num_places + at[i].place] =
-                    (tile.first_row + row) / job.pages.chunk_rows;
-        }
-    }
+        job.own.tiles[list * job.step.num_tiles + index].size = 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ items */
@@ -140,6 +127,13 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_items(const __grid_co
 {
     int64_t list = blockIdx.x, before = 0;
     int32_t chunks = (job.step.total_q + job.pages.chunk_rows - 1) / job.pages.chunk_rows;
+    grid_release();
+    grid_wait();
+    bool any = false;
+    for (int32_t chunk = threadIdx.x; chunk < chunks; chunk += SCAN_THREADS)
+        any |= job.pages.chosen[chunk] != 0;
+    if (!__syncthreads_or(any))
+        return;
     int64_t places = find_place(job, job.own.first_page[job.step.batch], chunks, 0);
     uint32_t *of_chunk = job.pages.counters + job.step.lists * job.pages.num_places + list * job.pages.num_chunks;
     int step_entries = GROUP_WARPS * job.width;
@@ -148,10 +142,13 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_items(const __grid_co
         int count = place < places ? (int)job.pages.counters[at] : 0, steps = (count + step_entries - 1) / step_entries,
             items = (steps + PAGE_STEPS - 1) / PAGE_STEPS;
         int64_t all, upto = block_scan<sum>((int64_t)items << 32 | steps * step_entries, &all) + before;
-        if (count) {
-            job.pages.places[at] = page_place{(uint32_t)upto, (uint32_t)(upto >> 32), count, job.pages.chunks[at]};
-            atomicAdd(&of_chunk[job.pages.chunks[at]], items);
-        }
+        int32_t chunk = count ? job.pages.chunks[at] : -1, last = __reduce_max_sync(~0u, chunk);
+        if (count)
+            job.pages.places[at] = page_place{(uint32_t)upto, (uint32_t)(upto >> 32), count, chunk};
+        bool one = __all_sync(~0u, chunk < 0 || chunk == last); /* a warp's places are mostly of one chunk */
+        int in_warp = __reduce_add_sync(~0u, items);
+        if (one ? threadIdx.x % CUDA_WARP == 0 && last >= 0 : chunk >= 0)
+            atomicAdd(&of_chunk[one ? last : chunk], one ? in_warp : items);
         before += all;
     }
     __syncthreads();
@@ -192,39 +189,72 @@ static __device__ __forceinline__ void write_item(const pages_job &job, int64_t 
 
 static __global__ void __launch_bounds__(WRITE_THREADS) write_entries(const __grid_constant__ pages_job job)
 {
-    int64_t id = (int64_t)blockIdx.x * WRITE_THREADS + threadIdx.x, list = blockIdx.y;
-    if (id >= (int64_t)job.step.total_q * job.step.topk)
-        return;
-    int32_t row = (int32_t)(id / job.step.topk), rank = (int32_t)(id - (int64_t)row * job.step.topk);
-    if (!job.pages.chosen[row / job.pages.chunk_rows] || job.step.rows[row].request < 0)
-        return;
-    id += list * job.step.total_q * job.step.topk;
-    page_position at = job.pages.positions[id];
-    if (at.place == NO_PLACE)
-        return;
-    page_place place = job.pages.places[list * job.pages.num_places + at.place];
-    uint32_t *to = job.pages.entries + list * job.pages.most_entries + place.entry,
-             own_row = (uint32_t)(row - place.chunk * job.pages.chunk_rows);
-    to[at.position] = own_row | (uint32_t)rank << ENTRY_ROW_BITS;
-    if (at.position == 0)
-        for (int i = place.count; i % (GROUP_WARPS * job.width); i++)
-            to[i] = own_row | NO_RANK << ENTRY_ROW_BITS;
-    write_item(job, list, place, at.position, row, job.step.pages[id]);
+    const cuda_step &step = job.step;
+    int64_t list = blockIdx.y, ids = (int64_t)step.total_q * step.topk, first = list * ids;
+    /* total_q times topk fits 32 bits: entries are numbered so */
+    uint32_t begin = blockIdx.x * (WRITE_THREADS * WRITE_EACH) + threadIdx.x, topk = (uint32_t)step.topk;
+    int step_entries = GROUP_WARPS * job.width;
+    page_position at[WRITE_EACH];
+    page_place place[WRITE_EACH];
+    grid_wait();
+    constexpr uint32_t IN_BLOCK = WRITE_THREADS * WRITE_EACH;
+    uint32_t last_row = (uint32_t)step.total_q - 1, chunk = blockIdx.x * IN_BLOCK / topk / job.pages.chunk_rows,
+             last_chunk = min((blockIdx.x + 1) * IN_BLOCK / topk, last_row) / job.pages.chunk_rows;
+    while (!job.pages.chosen[chunk]) /* nothing to do for any row of the block */
+        if (++chunk > last_chunk)
+            return;
+#pragma unroll
+    for (int i = 0; i < WRITE_EACH; i++) {
+        uint32_t id = begin + i * WRITE_THREADS;
+        uint32_t row = min(id / topk, last_row);
+        bool used = job.pages.chosen[row / job.pages.chunk_rows] != 0, held = step.rows[row].request >= 0,
+             here = job.pages.counts[(int64_t)row * job.desc.num_kv_heads + list * job.list_heads] >= 0;
+        at[i] = job.pages.positions[first + min(id, (uint32_t)ids - 1)];
+        if (!(used && held && here && id < ids))
+            at[i].place = NO_PLACE;
+    }
+#pragma unroll
+    for (int i = 0; i < WRITE_EACH; i++)
+        if (at[i].place != NO_PLACE)
+            place[i] = job.pages.places[list * job.pages.num_places + at[i].place];
+#pragma unroll
+    for (int i = 0; i < WRITE_EACH; i++) {
+        if (at[i].place == NO_PLACE)
+            continue;
+        uint32_t id = begin + i * WRITE_THREADS, rank = id % topk;
+        int32_t row = (int32_t)(id / topk);
+        uint32_t *to = job.pages.entries + list * job.pages.most_entries + place[i].entry,
+                 own_row = (uint32_t)(row - place[i].chunk * job.pages.chunk_rows);
+        to[at[i].position] = own_row | rank << ENTRY_ROW_BITS;
+        if (at[i].position == 0)
+            for (int n = place[i].count; n % step_entries; n++)
+                to[n] = own_row | NO_RANK << ENTRY_ROW_BITS;
+        if (at[i].position % step_entries == 0)
+            write_item(job, list, place[i], at[i].position, row, step.pages[first + id]);
+    }
 }
 
-cudaError_t cut_page_lists(const prefill_job &step, cudaStream_t stream)
+/* ------------------------------------------------------------------------------------------------ launchers */
+
+cudaError_t cut_step(const prefill_job &whole, cudaStream_t stream)
 {
-    pages_job job = make_pages_job(step);
+    pages_job job = make_pages_job(whole);
+    bool lists_pages = has_page_lists(job), dependent = job.dependent_launch,
+         forced = job.desc.strategy == MSA_STRATEGY_PAGE_MAJOR;
     unsigned tiles = (unsigned)job.step.num_tiles, lists = (unsigned)job.step.lists;
-    cudaError_t error = cudaMemsetAsync(job.pages.counters, 0, job.pages.counter_bytes, stream);
-    if (!error)
+    int64_t counters = lists_pages ? (int64_t)(job.pages.counter_bytes / 4) : 0, sources = num_sources(job);
+    cudaError_t error = launch(find_windows, 1 + grid_blocks(sources > counters ? sources : counters, SCAN_THREADS),
+                               SCAN_THREADS, 0, dependent, stream, job, counters);
+    if (!error && lists_pages && (forced || !joins_few(job)))
         error = launch(choose_tiles, dim3(grid_blocks(tiles, CHOOSE_THREADS / CUDA_WARP), lists), CHOOSE_THREADS, 0,
-                       false, stream, job);
-    if (!error)
-        error = launch(cut_items, lists, SCAN_THREADS, 0, false, stream, job);
-    if (!error)
-        error =
-            launch(write_entries, dim3(grid_blocks((int64_t)job.step.total_q * job.step.topk, WRITE_THREADS), lists),
-                   WRITE_THREADS, 0, false, stream, job);
+                       dependent, stream, job);
+    if (!error && !forced)
+        error = join_tiles(job, stream);
+    if (!error && lists_pages)
+        error = launch(cut_items, lists, SCAN_THREADS, 0, dependent, stream, job);
+    if (!error && lists_pages)
+        error = launch(write_entries,
+                       dim3(grid_blocks((int64_t)job.step.total_q * job.step.topk, WRITE_THREADS * WRITE_EACH), lists),
+                       WRITE_THREADS, 0, dependent, stream, job);
     return error;
 }

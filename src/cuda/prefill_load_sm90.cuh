@@ -15,21 +15,32 @@
 
 /* ------------------------------------------------------------------------------------------------ shared memory */
 
-/* A tile, a KV head and a part of the union. */
+/* Where a task's results go. */
+struct task_results {
+    int64_t out, lse; /* bytes, of its first row and head */
+    int32_t num_rows;
+    float value_scale;
+};
+
+/* A tile, or the queries of one or two of its warpgroups, a KV head and a part of the union. */
 struct task {
-    union_tile tile;
-    int32_t head, split;
-    int32_t begin, end;      /* of the union */
-    const union_page *pages; /* of the union */
-    float scale;             /* logit in log2 units = scale * dot */
-    float value_scale;       /* of results */
-    int32_t odd;             /* flag of the stages */
+    union_tile tile; /* its rows: the task's */
+    int32_t head;
+    int32_t begin, end;          /* of the union */
+    const union_page *pages;     /* of the union */
+    float scale;                 /* logit in log2 units = scale * dot */
+    int32_t odd;                 /* flag of the stages */
+    int32_t first_group, groups; /* of the tile: the block's first warpgroups work for these */
+    task_results results;
 };
 
 /* A window's tasks: heads, in each its tiles, in each its splits. Blocks take them from the last on, as later queries
- * of a request see more pages, each as it is done with one before: which block has a task changes nothing in it. */
+ * of a request see more pages, each as it is done with one before: which block has a task changes nothing in it.
+ * Where tiles do not come out even with the blocks, those left over are cut, if there are blocks enough for all their
+ * pieces at once: a warpgroup meets the same pages in the same order wherever it works, so that this changes no bit. */
 struct task_list {
     uint32_t first_tile, tiles, count;
+    uint32_t cut, pieces; /* the first `cut` tiles, of all heads, are in so many pieces */
     int32_t first_page;
 };
 
@@ -41,9 +52,8 @@ struct alignas(16) group_info {
 };
 struct stage_info {
     group_info group[GROUPS];
-    int32_t first_keys, keys; /* of the page: that the tile's first query sees; that the request has */
-    int32_t first_row, num_rows, head, split;
-    float value_scale;
+    int32_t first_keys, keys; /* of the page: that the task's first query sees; that the request has */
+    task_results results;
 };
 enum {
     STAGE_FIRST = 1, /* of a task */
@@ -73,9 +83,10 @@ template <typename T> struct memory {
     uint64_t q_full[GROUPS], q_empty[GROUPS];
     stage_info info[shape<T>::STAGES];
     uint64_t full[shape<T>::STAGES], empty[shape<T>::STAGES];
-    uint64_t landed;                     /* a copy that the loader works on before its stage is full */
-    uint32_t landings, words[CUDA_WARP]; /* the image loader's: words of pages to come */
-    uint8_t query[WARP_ROWS];            /* of each row of a warp */
+    uint64_t landed;   /* a copy that the loader works on before its stage is full */
+    uint32_t landings; /* the image loader's, as are pages of the union to come */
+    alignas(16) uint32_t words[2][CUDA_WARP];
+    uint8_t query[WARP_ROWS]; /* of each row of a warp */
     task_list list;
     task task[2]; /* the loading warpgroup's, and the next one */
 };
@@ -87,7 +98,12 @@ static __device__ __forceinline__ task_list find_tasks(const prefill_job &job)
     task_list list;
     list.first_tile = job.step.first_tile[job.requests[0]];
     list.tiles = job.step.first_tile[job.requests[1]] - list.first_tile;
-    list.count = job.some_tiles && !*job.some_tiles ? 0 : list.tiles * job.window.heads * job.num_splits;
+    uint32_t tasks = list.tiles * job.window.heads, left = tasks % gridDim.x;
+    list.pieces = job.num_splits > 1 || 2 * left > gridDim.x ? 1 : 3 * left > gridDim.x ? 2 : 3;
+    list.cut = list.pieces > 1 ? left : 0;
+    list.count = (tasks + list.cut * (list.pieces - 1)) * job.num_splits;
+    if (job.some_tiles && !*job.some_tiles)
+        list.count = 0;
     list.first_page = job.own.first_page[job.requests[0]];
     return list;
 }
@@ -95,20 +111,38 @@ static __device__ __forceinline__ task_list find_tasks(const prefill_job &job)
 static __device__ __forceinline__ void get_task(const prefill_job &job, const task_list &list, uint32_t index, task &t)
 {
     const msa_attention_args &a = job.args;
-    uint32_t splits = job.num_splits, place = index / splits, head = place / list.tiles;
-    t.split = index - place * splits;
+    const cuda_result &result = job.result;
+    t.first_group = 0;
+    t.groups = GROUPS;
+    if (index >= list.cut * list.pieces) {
+        index -= list.cut * (list.pieces - 1);
+    } else { /* the larger pieces, two warpgroups of three, are taken first */
+        uint32_t piece = index / list.cut;
+        index -= piece * list.cut;
+        t.groups = list.pieces == 2 && piece == 1 ? 2 : 1;
+        t.first_group = list.pieces == 3 ? piece : piece == 0 ? 2 : 0;
+    }
+    uint32_t splits = job.num_splits, place = index / splits, split = index - place * splits, head = place / list.tiles;
     index = list.first_tile + place - head * list.tiles;
     head += job.window.first_head;
     t.head = head;
     t.scale = job.scale * factor_at(a.q_descale, a.q_descale_stride, head) *
               factor_at(a.k_descale, a.k_descale_stride, head) * factor_at(a.k_global_scale, 0, 0);
-    t.value_scale = output_scale(job, head);
     uint32_t in_list = head / job.list_heads;
     t.tile = job.own.tiles[in_list * (uint32_t)job.step.num_tiles + index];
     t.tile.first_page -= list.first_page;
-    t.begin = t.tile.size * t.split / (int32_t)splits;
-    t.end = t.tile.size * (t.split + 1) / (int32_t)splits;
+    t.begin = t.tile.size * (int32_t)split / (int32_t)splits;
+    t.end = t.tile.size * ((int32_t)split + 1) / (int32_t)splits;
     t.pages = job.own.unions + ((int64_t)in_list * job.step.total_q + t.tile.first_row) * job.step.topk;
+    int32_t group_queries = GROUP_WARPS * job.width, skipped = t.first_group * group_queries;
+    t.tile.first_row += skipped;
+    t.tile.first_position += skipped;
+    t.tile.num_rows = min(t.tile.num_rows - skipped, t.groups * group_queries);
+    int64_t row = t.tile.first_row, first_head = (int64_t)head * job.ratio;
+    t.results = task_results{
+        split * result.out_split_stride + row * result.out_row_stride + first_head * result.out_head_stride,
+        split * result.lse_split_stride + row * result.lse_row_stride + first_head * result.lse_head_stride,
+        t.tile.num_rows, output_scale(job, head)};
 }
 
 enum { LOADERS = 1 /* named barrier */ };
@@ -118,13 +152,13 @@ template <typename T> static __device__ __forceinline__ void find_task(const pre
 {
     task &t = m.task[n % 2];
     bool first = n == 0;
-    do { /* tiles that are page-major are passed over */
+    do { /* tiles that are page-major are passed over, and pieces without a query */
         uint32_t index = first ? blockIdx.x : job.blocks + atomicAdd(job.own.taken, 1);
         t.head = -1;
         if (index < m.list.count)
             get_task(job, m.list, m.list.count - 1 - index, t);
         first = false;
-    } while (t.head >= 0 && t.tile.size < 0);
+    } while (t.head >= 0 && (t.tile.num_rows <= 0 || t.tile.size < 0));
     t.odd = n % 2 ? STAGE_ODD : 0;
 }
 
@@ -150,29 +184,24 @@ static __device__ __forceinline__ const char *query_chunk(const prefill_job &job
 
 /* ------------------------------------------------------------------------------------------------ loading images */
 
-/* A lane's word of a stage's info. mask: of lanes below MASK_WORDS, a word of the union's mask. */
+/* A lane's word of a stage's info. mask: of lanes below MASK_WORDS, a word of the union's mask. By the first warp. */
 static __device__ __forceinline__ uint32_t info_word(const task &t, int width, uint32_t mask, int32_t logical,
                                                      int32_t flags)
 {
-    int lane = (int)fresh_thread() % CUDA_WARP, part = lane % 4;
+    uint32_t lane = fresh_thread(), part = lane % 4;
     int32_t first_keys = t.tile.first_position + 1 - logical * MSA_PAGE_SIZE,
             keys = t.tile.kv_len - logical * MSA_PAGE_SIZE;
-    if (first_keys < MSA_PAGE_SIZE || keys < MSA_PAGE_SIZE)
-        flags |= STAGE_PARTIAL;
+    flags |= t.odd | (min(first_keys, keys) < MSA_PAGE_SIZE ? STAGE_PARTIAL : 0);
     uint32_t low = __shfl_sync(~0u, mask, lane / 4 * 2), high = __shfl_sync(~0u, mask, lane / 4 * 2 + 1);
     uint32_t some = ((1u << width) - 1) * 0x10001u;
-    flags |= t.odd | (low | high ? 0 : STAGE_NONE);
-    flags |= !(flags & STAGE_PARTIAL) && low == some && high == some ? STAGE_FULL : 0;
-    if (lane < GROUP_WORDS)
-        return part == 0 ? low : part == 1 ? high : part == 2 ? (uint32_t)flags : __float_as_uint(t.scale);
-    int32_t word = __float_as_int(t.value_scale);
-    word = lane == GROUP_WORDS ? first_keys : word;
-    word = lane == GROUP_WORDS + 1 ? keys : word;
-    word = lane == GROUP_WORDS + 2 ? t.tile.first_row : word;
-    word = lane == GROUP_WORDS + 3 ? t.tile.num_rows : word;
-    word = lane == GROUP_WORDS + 4 ? t.head : word;
-    word = lane == GROUP_WORDS + 5 ? t.split : word;
-    return (uint32_t)word;
+    flags |= low | high ? 0 : STAGE_NONE;
+    flags |= !(flags & STAGE_PARTIAL) && (low & high) == some ? STAGE_FULL : 0;
+    uint32_t word =
+        ((const uint32_t *)&t)[offsetof(task, results) / 4 + min(max(lane, GROUP_WORDS + 2u), INFO_WORDS - 1u) -
+                               (GROUP_WORDS + 2)]; /* no branches: lanes would take turns */
+    word = lane == GROUP_WORDS ? (uint32_t)first_keys : lane == GROUP_WORDS + 1 ? (uint32_t)keys : word;
+    uint32_t of_group = part == 0 ? low : part == 1 ? high : part == 2 ? (uint32_t)flags : __float_as_uint(t.scale);
+    return lane < GROUP_WORDS ? of_group : word;
 }
 
 /* No more stages. */
@@ -185,7 +214,7 @@ template <typename T> static __device__ __forceinline__ void write_end(memory<T>
 
 template <typename T> static __device__ __forceinline__ void write_info(memory<T> &m, turn<T> at, uint32_t word)
 {
-    int lane = (int)fresh_thread() % CUDA_WARP;
+    uint32_t lane = fresh_thread();
     if (lane < INFO_WORDS)
         ((uint32_t *)&m.info[at.stage()])[lane] = word;
     __syncwarp();
@@ -196,43 +225,68 @@ template <typename T> static __device__ __forceinline__ void write_info(memory<T
  * would reach its result. */
 template <typename T>
 static __device__ __forceinline__ void load_image(const prefill_job &job, memory<T> &m, const task &t, turn<T> &at,
-                                                  int32_t i, uint32_t mask /* lanes below 8: the union's words */)
+                                                  const uint32_t *words /* of a union_page */, bool last,
+                                                  int32_t &first)
 {
-    int32_t logical = __shfl_sync(~0u, (int32_t)mask, 6), physical = __shfl_sync(~0u, (int32_t)mask, 7);
-    mask = physical >= 0 && physical < job.args.num_pages && (int)fresh_thread() < MASK_WORDS ? mask : 0;
-    int32_t slot = (t.tile.first_page + logical) * (int32_t)job.window.heads + t.head - (int32_t)job.window.first_head;
-    bool alone = t.tile.first_position + 1 - logical * MSA_PAGE_SIZE < MSA_PAGE_SIZE && __any_sync(~0u, mask) &&
-                 job.own.unsafe[slot];
-#pragma unroll 1
-    for (int query = 0; query == 0 || (alone && query < t.tile.num_rows); query++) {
-        uint32_t own = mask;
-        if (alone) {
-            int warp = query / job.width, bit = warp * WARP_ROWS + query - warp * job.width; /* of the union's mask */
-            own = (int)fresh_thread() == bit / 32 ? mask & 1u << bit % 32 : 0;
-        }
-        int32_t flags = (i == t.begin && query == 0 ? STAGE_FIRST : 0) |
-                        (i == t.end - 1 && (!alone || query == t.tile.num_rows - 1) ? STAGE_LAST : 0);
-        uint32_t word = info_word(t, job.width, own, logical, flags);
-        bool any = __any_sync(~0u, own);
+    /* Read anew where they are needed: registers are short. */
+    auto logical = [&] { return (int32_t)words[6]; };
+    auto mask = [&] { /* a lane's word of those that the task is for */
+                      int32_t physical = (int32_t)words[7], lane = (int32_t)fresh_thread();
+                      return physical >= 0 && physical < job.args.num_pages && lane < 2 * t.groups
+                                 ? words[2 * t.first_group + lane]
+                                 : 0;
+    };
+    auto find_slot = [&] {
+        return (t.tile.first_page + logical()) * (int32_t)job.window.heads + t.head - (int32_t)job.window.first_head;
+    };
+    auto bring = [&](uint32_t word, bool any, int32_t slot, int part, bool change) {
+        wait_empty(m, at);
+        uint32_t arrival = shared_address(change ? &m.landed : &m.full[at.stage()]);
+        if (fresh_thread() == 0 && any)
+            copy_bulk(shared_address(m.stage[at.stage()]),
+                      job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
+                      shape<T>::STAGE_BYTES, arrival);
+        write_info(m, at, word);
+        if (fresh_thread() == 0 && any)
+            barrier_expect(arrival, shape<T>::STAGE_BYTES); /* the copy may be there before */
+        return arrival;
+    };
+    uint32_t own = mask();
+    bool some = __any_sync(~0u, own);
+    if (!last && !some) /* the last one is needed to say so */
+        return;
+    int32_t slot = find_slot();
+    if (!(some && t.tile.first_position + 1 - logical() * MSA_PAGE_SIZE < MSA_PAGE_SIZE && job.own.unsafe[slot])) {
+        uint32_t word = info_word(t, job.width, own, logical(), first | (last ? STAGE_LAST : 0));
+        first = 0;
 #pragma unroll 1
         for (int part = 0; part < shape<T>::PARTS; part++) {
-            bool change = any && alone && part == shape<T>::PARTS - 1;
-            wait_empty(m, at);
-            uint32_t arrival = shared_address(change ? &m.landed : &m.full[at.stage()]);
-            if (fresh_thread() == 0 && any)
-                copy_bulk(shared_address(m.stage[at.stage()]),
-                          job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
-                          shape<T>::STAGE_BYTES, arrival);
-            write_info(m, at, word);
-            if (fresh_thread() == 0 && any)
-                barrier_expect(arrival, shape<T>::STAGE_BYTES); /* the copy may be there before */
+            bring(word, some, slot, part, false);
+            if (fresh_thread() == 0 && !some)
+                give_full(m, at);
+            at.advance();
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int query = 0; query < t.tile.num_rows; query++) {
+        int warp = query / job.width, bit = warp * WARP_ROWS + query - warp * job.width; /* of the union's mask */
+        own = (int)fresh_thread() == bit / 32 ? mask() & 1u << bit % 32 : 0;
+        bool any = __any_sync(~0u, own);
+        uint32_t word =
+            info_word(t, job.width, own, logical(), first | (last && query == t.tile.num_rows - 1 ? STAGE_LAST : 0));
+        first = 0;
+#pragma unroll 1
+        for (int part = 0; part < shape<T>::PARTS; part++) {
+            bool change = any && part == shape<T>::PARTS - 1;
+            uint32_t arrival = bring(word, any, find_slot(), part, change);
             if (change) {
                 barrier_wait(arrival, m.landings & 1);
                 __syncwarp();
                 if (fresh_thread() == 0)
                     m.landings++;
                 blank_values<T::E4M3>(m.stage[at.stage()] + shape<T>::STAGE_BYTES - T::V_BYTES,
-                                      t.tile.first_position + query + 1 - logical * MSA_PAGE_SIZE);
+                                      t.tile.first_position + query + 1 - logical() * MSA_PAGE_SIZE);
             }
             if (fresh_thread() == 0 && (change || !any))
                 give_full(m, at);
@@ -244,11 +298,11 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
 /* By the first warp of the loading warpgroup; the others bring the queries meanwhile, a tile ahead. */
 template <typename T> static __device__ __forceinline__ void load_images(const prefill_job &job, memory<T> &m)
 {
-    constexpr int WORDS = sizeof(union_page) / 4, TOGETHER = CUDA_WARP / WORDS;
+    constexpr uint32_t TOGETHER = sizeof m.words[0] / sizeof(union_page); /* the next ones are fetched meanwhile */
     turn<T> at = {0};
 #pragma unroll 1
-    for (const task *now = m.task; begin_task(*now); now = &m.task[now->odd ? 0 : 1]) {
-        const task &t = *now;
+    for (uint32_t n = 0; begin_task(m.task[n]); n ^= 1) {
+        const task &t = m.task[n];
 #pragma unroll 1
         for (int part = t.begin == t.end ? 0 : shape<T>::PARTS; part < shape<T>::PARTS; part++) {
             uint32_t word = info_word(t, job.width, 0, 0, STAGE_FIRST | STAGE_LAST);
@@ -258,15 +312,25 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
                 give_full(m, at);
             at.advance();
         }
+        auto fetch = [&](int32_t i, uint32_t buffer) {
+            uint32_t thread = fresh_thread();
+            if (thread < sizeof m.words[0] / 16)
+                copy_async_16(shared_address(&m.words[buffer][4 * thread]), (const char *)(t.pages + i) + 16 * thread,
+                              i + (int32_t)(thread / 2) < t.end);
+            copy_async_commit();
+        };
+        int32_t first = STAGE_FIRST;
+        copy_async_wait<0>(); /* of the task before, past its end */
+        fetch(t.begin, 0);
 #pragma unroll 1
         for (int32_t i = t.begin; i < t.end; i++) {
-            int of = (i - t.begin) % TOGETHER;
-            int thread = (int)fresh_thread();
-            if (of == 0) {
-                m.words[thread] = i + thread / WORDS < t.end ? ((const uint32_t *)(t.pages + i))[thread] : 0;
+            uint32_t of = (uint32_t)(i - t.begin) % (2 * TOGETHER);
+            if (of % TOGETHER == 0) {
+                copy_async_wait<0>();
                 __syncwarp();
+                fetch(i + (int32_t)TOGETHER, 1 - of / TOGETHER);
             }
-            load_image(job, m, t, at, i, m.words[of * WORDS + thread % WORDS]);
+            load_image(job, m, t, at, m.words[0] + of * (sizeof(union_page) / 4), i == t.end - 1, first);
         }
     }
     wait_empty(m, at);
@@ -277,11 +341,9 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
 
 /* E4M3 queries of a warpgroup, by a warp: copied a tile ahead, and converted when the tile before needs its own no
  * more, while the warpgroup is still busy with that tile's last page. 16-bit ones are only fetched to the L2 ahead. */
-template <typename T>
-static __device__ __forceinline__ void load_queries(const prefill_job &job, memory<T> &m, int group)
+template <typename T> static __device__ __forceinline__ void load_queries(const prefill_job &job, memory<T> &m)
 {
     constexpr int CHUNKS = T::E4M3 ? 8 : 16; /* of a row */
-    int lane = threadIdx.x % CUDA_WARP, chunk = lane % CHUNKS;
     auto copy = [&](uint8_t *to, const char *from) {
         copy_async_16(shared_address(to), from ? from : (const char *)job.args.q, from != nullptr);
     };
@@ -290,13 +352,14 @@ static __device__ __forceinline__ void load_queries(const prefill_job &job, memo
 #pragma unroll 1
     for (uint32_t n = 0; begin_task(m.task[n % 2]); n++) {
         const task &t = m.task[n % 2];
+        int thread = (int)fresh_thread(), lane = thread % CUDA_WARP, chunk = lane % CHUNKS,
+            group = thread / CUDA_WARP - 1;
         auto each_row = [&](auto with) {
-            int lane = (int)fresh_thread() % CUDA_WARP, chunk = lane % CHUNKS; /* again: no registers are left */
 #pragma unroll 1
             for (int row = lane / CHUNKS; row < GROUP_ROWS; row += CUDA_WARP / CHUNKS)
-                with(row, chunk, query_chunk(job, m, t.tile.first_row, t.tile.num_rows, t.head, group, row, chunk));
+                with(row, query_chunk(job, m, t.tile.first_row, t.tile.num_rows, t.head, group, row, chunk));
         };
-        each_row([&](int row, int chunk, const char *from) {
+        each_row([&](int row, const char *from) {
             if constexpr (T::E4M3)
                 copy(m.raw[group] + row * 128 + chunk * 16, from);
             else if (from && chunk % 8 == 0)
@@ -328,7 +391,7 @@ static __device__ __forceinline__ void load_queries(const prefill_job &job, memo
                 }
             }
         } else {
-            each_row([&](int row, int chunk, const char *from) {
+            each_row([&](int row, const char *from) {
                 copy(m.q[group] + chunk / 8 * (GROUP_ROWS * 128) + swizzled(row, chunk % 8), from);
             });
             copy_async_commit();

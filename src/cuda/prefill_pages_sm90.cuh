@@ -36,7 +36,7 @@ enum { PAGE_MAJOR_TILE = -1 };
 
 /* Of a row's page. */
 struct page_position {
-    uint32_t place;    /* NO_PLACE: none, or the row is query-major */
+    uint32_t place;    /* NO_PLACE: none */
     uint32_t position; /* of the entry in its place */
 };
 constexpr uint32_t NO_PLACE = ~0u;
@@ -143,8 +143,8 @@ static inline pages_job make_pages_job(const prefill_job &window)
     return made;
 }
 
-/* Of prepare, after the rows' pages and the windows are known; of run, after the images of the window. */
-cudaError_t cut_page_lists(const prefill_job &step, cudaStream_t stream);
+/* Of prepare, after the rows' pages are known; of run, after the images of the window. */
+cudaError_t cut_step(const prefill_job &whole, cudaStream_t stream);
 cudaError_t attend_page_lists(const prefill_job &window, cudaStream_t stream);
 
 #endif

@@ -13,8 +13,10 @@
  * kernel.
  *
  * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
- * number that follows from capacities; the FP32 results are merged by the combine kernel. A row's bits depend on its
- * tile, so on its request, and on the plan; blocks take tasks as they get free, which changes none.
+ * number that follows from capacities; the FP32 results are merged by the combine kernel. Where tiles do not come out
+ * even with the SMs, those left over are cut into pieces of one or two warpgroups' queries: a warpgroup alone takes less
+ * than half of the time of three. A row's bits depend on its tile, so on its request, and on the plan; blocks take tasks
+ * as they get free, which changes none, and in a piece a warpgroup meets the same pages in the same order.
  *
  *                 stages          shared memory   registers: loaders, consumers (launch)
  *   E4M3 exact    3 x 48K         217 K           32, 160 (128)
@@ -39,31 +41,30 @@ static __device__ __forceinline__ int query_of_row(const prefill_job &job, int r
     return query < job.width ? query : WARP_ROWS - 1;
 }
 
-/* The lane's rows to where the job's results go. */
+/* The lane's rows to where the task's results go. */
 template <typename T>
 static __device__ __forceinline__ void write_results(const prefill_job &job, const memory<T> &m, row_state &o,
-                                                     const stage_info &info, int group)
+                                                     const task_results &results, float scale, int group)
 {
     const cuda_result &result = job.result;
     int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP % GROUP_WARPS;
     finish_sums(o);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int row = lane / 4 + 8 * r, in_warp = m.query[row], query = (group * GROUP_WARPS + warp) * job.width + in_warp;
-        if (in_warp >= job.width || query >= info.num_rows)
+        int row = lane / 4 + 8 * r, in_warp = m.query[row], query = (group * GROUP_WARPS + warp) * job.width + in_warp,
+            head = row - in_warp * job.ratio;
+        if (in_warp >= job.width || query >= results.num_rows)
             continue;
-        int64_t index = info.first_row + query, head = (info.head - in_warp) * job.ratio + row;
         bool empty = o.sum[r] == 0;
-        store_elements<T>(o, r, empty ? 0.0f : info.value_scale / o.sum[r],
-                          (char *)result.out + info.split * result.out_split_stride + index * result.out_row_stride +
+        store_elements<T>(o, r, empty ? 0.0f : results.value_scale / o.sum[r],
+                          (char *)result.out + results.out + query * result.out_row_stride +
                               head * result.out_head_stride,
                           result.dtype);
         if (!result.lse || lane % 4)
             continue;
-        char *lse = (char *)result.lse + info.split * result.lse_split_stride + index * result.lse_row_stride +
-                    head * result.lse_head_stride;
+        char *lse = (char *)result.lse + results.lse + query * result.lse_row_stride + head * result.lse_head_stride;
         float one = exp2_approx(job.log2_one); /* as the hardware has it, so that a lone key gives its logit exactly */
-        float max = o.reference[r] * info.group[group].scale; /* in log2 units */
+        float max = o.reference[r] * scale;    /* in log2 units */
         if (result.sum_offset) {
             *(float *)lse = isnan(o.sum[r]) ? NAN : max;
             *(float *)(lse + result.sum_offset) = o.sum[r] / one;
@@ -162,7 +163,7 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
             meanwhile();
         }
         if (flags & STAGE_LAST)
-            write_results(job, m, o, m.info[at.stage()], group);
+            write_results(job, m, o, m.info[at.stage()].results, m.info[at.stage()].group[group].scale, group);
         pass_stage(m, at);
     }
 }
@@ -197,7 +198,7 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
         if (threadIdx.x < CUDA_WARP)
             load_images(job, m);
         else
-            load_queries(job, m, threadIdx.x / CUDA_WARP - 1);
+            load_queries(job, m);
     } else {
         more_registers<shape<T>::REGISTERS>();
         attend_tiles(job, m);
@@ -241,26 +242,14 @@ static cudaError_t prepare(const struct cuda_attention *job, cudaStream_t stream
 {
     if (other_kernel(job) || job->step.num_tiles == 0)
         return cudaSuccess;
-    prefill_job all = make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads});
-    cudaError_t error = launch(find_windows, 1 + grid_blocks(num_sources(all), SCAN_THREADS), SCAN_THREADS, 0,
-                               job->dependent_launch, stream, all);
-    bool lists_pages = has_page_lists(*job);
-    if (!error && lists_pages)
-        error = cut_page_lists(all, stream);
-    if (error || job->desc.strategy == MSA_STRATEGY_PAGE_MAJOR)
-        return error;
-    unsigned tiles = (unsigned)job->step.num_tiles, lists = (unsigned)job->step.lists;
-    if (tile_queries(*job) <= CUDA_WARP)
-        return launch(join_few, dim3(grid_blocks(tiles, JOIN_WARPS), lists), JOIN_THREADS, join_bytes(*job),
-                      job->dependent_launch, stream, all, lists_pages);
-    return launch(join_many, dim3(tiles, lists), JOIN_THREADS, 0, job->dependent_launch, stream, all, lists_pages);
+    return cut_step(make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads}), stream);
 }
 
 template <typename T> static cudaError_t launch_attend(prefill_job job, cudaStream_t stream)
 {
     cudaError_t error = cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
     int64_t tasks = (int64_t)job.step.num_tiles * job.window.heads * job.num_splits;
-    job.blocks = (uint32_t)(tasks < job.num_sms ? tasks : job.num_sms);
+    job.blocks = (uint32_t)(GROUPS * tasks < job.num_sms ? GROUPS * tasks : job.num_sms); /* tiles may be cut */
     return error
                ? error
                : launch(attend<T>, job.blocks, shape<T>::THREADS, sizeof(memory<T>), job.dependent_launch, stream, job);

@@ -128,13 +128,15 @@ static __device__ void write_row(const cuda_step &step, int32_t row)
 /* ------------------------------------------------------------------------------------------------ lists */
 
 /* LANES lanes a list of a row, a lane an id: a warp or, for short lists, half of one. An id's place is the number of
- * smaller ones; of equal ones the first lane's stays. EACH lists follow each other, so that their loads, of which each
+ * smaller ones, which are the lanes before it where a list ascends; of equal ones the first lane's stays. EACH lists
+ * follow each other, so that their loads, of which each
  * needs the one before, wait together. */
 template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
 {
     constexpr int AT_ONCE = ROW_THREADS / LANES;
     int lane = threadIdx.x % LANES, part = threadIdx.x % CUDA_WARP / LANES; /* of the warp */
     int64_t first = (int64_t)blockIdx.x * (AT_ONCE * EACH) + threadIdx.x / LANES, list = blockIdx.y;
+    grid_wait();
     cuda_row where[EACH];
     int32_t id[EACH], kv_len[EACH], physical[EACH], place[EACH], count[EACH];
 #pragma unroll
@@ -160,17 +162,23 @@ template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THRE
         }
         int32_t first_key = id[e] * MSA_PAGE_SIZE; /* below 2^20 */
         bool visible = id[e] >= 0 && first_key <= where[e].position && first_key < kv_len[e];
-        uint32_t same = __match_any_sync(~0u, (visible ? id[e] : -1) * (CUDA_WARP / LANES) + part);
-        visible &= __ffs((int)same) - 1 == (int)threadIdx.x % CUDA_WARP;
         physical[e] =
             visible
                 ? ((const int32_t *)((const char *)step.page_table + where[e].request * step.page_table_stride))[id[e]]
                 : -1;
-        int smaller = 0;
-        for (int other = 0; other < step.topk; other++)
-            smaller += __shfl_sync(~0u, visible ? id[e] : INT32_MAX, other, LANES) < id[e];
-        place[e] = visible ? smaller : -1;
-        count[e] = __popc(__ballot_sync(~0u, visible) >> part * LANES & (uint32_t)(~0ull >> (64 - LANES)));
+        int32_t previous = __shfl_up_sync(~0u, id[e], 1, LANES);
+        int smaller = -1; /* visible ones; -1: to be counted in a list that ascends */
+        if (!__all_sync(~0u, lane == 0 || id[e] < 0 || (previous >= 0 && previous < id[e]))) {
+            uint32_t same = __match_any_sync(~0u, (visible ? id[e] : -1) * (CUDA_WARP / LANES) + part);
+            visible &= __ffs((int)same) - 1 == (int)threadIdx.x % CUDA_WARP;
+            smaller = 0;
+#pragma unroll
+            for (int other = 0; other < LANES; other++) /* lanes past the list have nothing visible */
+                smaller += __shfl_sync(~0u, visible ? id[e] : INT32_MAX, other, LANES) < id[e];
+        }
+        uint32_t all = __ballot_sync(~0u, visible) >> part * LANES & (uint32_t)(~0ull >> (64 - LANES));
+        place[e] = !visible ? -1 : smaller >= 0 ? smaller : __popc(all & ((1u << lane) - 1));
+        count[e] = __popc(all);
     }
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
@@ -188,7 +196,7 @@ template <int LANES, int EACH> static cudaError_t launch_pages(const struct cuda
 {
     return launch(write_pages<LANES, EACH>,
                   dim3(grid_blocks(step.total_q, ROW_THREADS / LANES * EACH), (unsigned)step.lists), ROW_THREADS, 0,
-                  false, stream, step);
+                  step.dependent_launch, stream, step);
 }
 
 /* ------------------------------------------------------------------------------------------------ steps */

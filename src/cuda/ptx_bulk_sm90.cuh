@@ -93,6 +93,19 @@ static __device__ inline void store_shared_8(uint32_t address, uint32_t x)
     asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+static __device__ inline uint32_t load_shared_32(uint32_t address)
+{
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+    return x;
+}
+
+/* *address |= x, atomically. */
+static __device__ inline void set_shared_32(uint32_t address, uint32_t x)
+{
+    asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 static __device__ inline void store_shared_32(uint32_t address, uint32_t x)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * prefill_cut_sm90.cuh - what the launches of prefill's `prepare` share: the choice of a tile's strategy, and counting
+ * the entries of page-major ones.
+ *
+ * Query-major computes every page of the union of a warpgroup's queries for all of them; page-major the rows that
+ * selected it, but pays for partial results, and for pages that few rows selected. A tile's choice follows from its
+ * lists and its request's lengths.
+ */
+#ifndef MSA_CUDA_PREFILL_CUT_SM90_CUH
+#define MSA_CUDA_PREFILL_CUT_SM90_CUH
+
+#include "prefill_pages_sm90.cuh"
+
+enum {
+    COUNTS = 4,           /* of a lane, under way */
+    PAGE_MAJOR_COST = 30, /* of a page-major step in 1/16 of a query-major one, results and merge included */
+    LEAST_SHARE = 8       /* entries that a page should have */
+};
+
+/* Of plans whose tiles have at most a warp's queries; their unions come with the choice. */
+static __host__ __device__ __forceinline__ bool joins_few(const cuda_attention &job)
+{
+    return tile_queries(job) <= CUDA_WARP;
+}
+
+/* Where a page of a request is counted. */
+static __device__ __forceinline__ int64_t find_place(const pages_job &job, int32_t first_page, int32_t chunk,
+                                                     int32_t page)
+{
+    return first_page + (int64_t)chunk * job.own.first_page[job.step.batch + 1] + page;
+}
+
+/* Whether a tile's rows share too few pages for query-major. joined: pages that each warpgroup's queries selected, of
+ * all warpgroups; named: pages that each query did. */
+static __device__ __forceinline__ bool is_scattered(const pages_job &job, const cuda_request &request, int joined,
+                                                    int named)
+{
+    return (int64_t)request.num_rows * job.step.topk >= (int64_t)LEAST_SHARE * pages_of(request.kv_len) &&
+           (int64_t)joined * (GROUP_WARPS * job.width) * 16 > (int64_t)named * PAGE_MAJOR_COST;
+}
+
+/* Pages of a row, for all heads that share the list; -1: the row is query-major. */
+static __device__ __forceinline__ void set_count(const pages_job &job, int64_t list, int row, int32_t count)
+{
+    int32_t *to = job.pages.counts + (int64_t)row * job.desc.num_kv_heads + list * job.list_heads;
+#pragma unroll 1
+    for (uint32_t i = 0; i < job.list_heads; i++)
+        to[i] = count;
+}
+
+/* Of a query-major tile. By a warp. */
+static __device__ __forceinline__ void leave_query_major(const pages_job &job, const cuda_tile &tile, int64_t list)
+{
+    int lane = threadIdx.x % CUDA_WARP;
+    if (lane == 0 && !__ldcg(job.pages.query_major)) /* or all tiles write there */
+        *job.pages.query_major = 1;
+    for (int row = lane; row < tile.num_rows; row += CUDA_WARP)
+        set_count(job, list, tile.first_row + row, -1);
+}
+
+/* Counts the entries of a page-major tile. By a warp. */
+static __device__ void count_entries(const pages_job &job, const cuda_tile &tile, int64_t list, int64_t index)
+{
+    int lane = threadIdx.x % CUDA_WARP, chunk = tile.first_row / job.pages.chunk_rows,
+        in_next =
+            (chunk + 1) * job.pages.chunk_rows - tile.first_row; /* from this row of the tile on; chunks are longer */
+    uint32_t topk = (uint32_t)job.step.topk, ids = (uint32_t)tile.num_rows * topk;
+    uint32_t place = (uint32_t)find_place(job, job.own.first_page[tile.request], chunk, 0),
+             in_chunk = (uint32_t)job.own.first_page[job.step.batch + 1];
+    int64_t id = (list * job.step.total_q + tile.first_row) * topk;
+    const cuda_page *pages = job.step.pages + id;
+    page_position *positions = job.pages.positions + id;
+    uint32_t *counters = job.pages.counters + list * job.pages.num_places;
+    int32_t *chunks = job.pages.chunks + list * job.pages.num_places;
+    if (lane == 0) {
+        job.own.tiles[list * job.step.num_tiles + index].size = PAGE_MAJOR_TILE;
+        job.pages.chosen[chunk] = 1;
+        if (in_next < tile.num_rows)
+            job.pages.chosen[chunk + 1] = 1;
+    }
+    for (uint32_t begin = lane; begin < ids; begin += COUNTS * CUDA_WARP) {
+        int32_t page[COUNTS], next[COUNTS];
+        page_position at[COUNTS];
+#pragma unroll
+        for (int i = 0; i < COUNTS; i++) {
+            uint32_t own = begin + i * CUDA_WARP;
+            page[i] = own < ids ? pages[own].logical : -1;
+            next[i] = own + 1 < ids ? pages[own + 1].logical : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < COUNTS; i++) {
+            at[i] = page_position{NO_PLACE, 0};
+            if (page[i] < 0)
+                continue;
+            int row = (int)((begin + i * CUDA_WARP) / topk);
+            at[i].place = place + (row < in_next ? 0 : in_chunk) + (uint32_t)page[i];
+            at[i].position = atomicAdd(&counters[at[i].place], 1);
+        }
+#pragma unroll
+        for (int i = 0; i < COUNTS; i++) {
+            uint32_t own = begin + i * CUDA_WARP, row = own / topk, rank = own - row * topk;
+            if (own >= ids)
+                continue;
+            positions[own] = at[i];
+            if (page[i] < 0 ? rank == 0 : rank == topk - 1 || next[i] < 0)
+                set_count(job, list, tile.first_row + (int)row, page[i] < 0 ? 0 : (int32_t)rank + 1);
+            if (page[i] >= 0 && at[i].position == 0) /* the same by whoever is first */
+                chunks[at[i].place] = chunk + ((int)row < in_next ? 0 : 1);
+        }
+    }
+}
+
+/* An image that is needed. kv_len, first_page: of the request. */
+static __device__ __forceinline__ void write_source(const pages_job &job, int64_t list, int32_t kv_len,
+                                                    int32_t first_page, int32_t logical, int32_t physical)
+{
+    job.own.sources[list * job.desc.max_batch * pages_of(job.desc.max_kv_len) + first_page + logical] =
+        image_source{physical < 0 ? INT32_MAX : physical, min(kv_len - logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE)};
+}
+
+/* Unions of the tiles that are not page-major; of few queries: the choice, too. */
+cudaError_t join_tiles(const pages_job &job, cudaStream_t stream);
+
+#endif
