@@ -80,10 +80,11 @@ static void mixed_batch(harness *h, const attention_spec *spec)
         room.requests = batch_of(5, LENGTHS(8, 2, 1, 16, 5), LENGTHS(1500, 2000, 300, 1000, 9000));
         room.requests.max_batch = 8;
         room.requests.max_total_q = 700;
+        together_and_alone(h, &room);
     } else { /* tiles that a GPU's blocks take whole, in two pieces or in three: how depends on how many there are */
         room.requests = batch_of(3, LENGTHS(300, 150, 450), LENGTHS(2000, 1500, 3000));
+        together_and_alone(h, &room); /* in here, as the lengths live no longer than this block */
     }
-    together_and_alone(h, &room);
 }
 
 static void mixed_index_batch(harness *h, const index_spec *spec)
