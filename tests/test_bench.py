@@ -496,6 +496,7 @@ REFUSED = [
     ("give an operation", "bench"),
     ("'nothing' is none of", "bench nothing"),
     ("one argument too many", "bench prefill decode"),
+    ("peak stands alone", "bench prefill,peak"),
     ("--rows: not an axis of prefill", "bench prefill --rows 3"),
     ("--context: not an axis of index", "bench index --context 3"),
     ("--prefix: not an axis of index --decode", "bench index --decode --prefix 3"),

@@ -334,6 +334,8 @@ static int read_ops(const char *text, enum bench_op ops[MAX_OPS], int *num_ops)
          item = strtok_r(NULL, ",", &saved)) {
         if (*num_ops == MAX_OPS)
             status = cli_error("bench: more than %d operations", MAX_OPS);
+        else if (strcmp(item, "peak") == 0)
+            status = cli_error("bench: peak stands alone, not in a list");
         else if ((status = parse_choice("bench", item, bench_op_names, &op)) == CLI_OK)
             ops[(*num_ops)++] = (enum bench_op)op;
     }

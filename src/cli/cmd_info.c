@@ -44,8 +44,8 @@ static bool get_kernel(const msa_context *context, size_t index, msa_kernel_info
 
 static void print_text(const msa_context *cpu, const msa_context_info *info)
 {
-    printf("msa %s\n\ncpu: %s, %d threads, instruction set %s (available:", msa_version(), info->device_name,
-           info->num_threads, info->isa);
+    printf("msa %s\n\ncpu: %s, %d thread%s, instruction set %s (available:", msa_version(), info->device_name,
+           info->num_threads, info->num_threads == 1 ? "" : "s", info->isa);
     for (int i = 1; isa_names[i]; i++) { /* all but "best" */
         if (isa_is_available(isa_names[i]))
             printf(" %s", isa_names[i]);
@@ -64,7 +64,7 @@ static void print_text(const msa_context *cpu, const msa_context_info *info)
     printf("\nkernels (* runs here):\n");
     msa_kernel_info kernel;
     for (size_t i = 0; get_kernel(cpu, i, &kernel); i++)
-        printf("%c %-28s %-14s %-11s %s\n", kernel.available ? '*' : ' ', kernel.name, kernel.operation, kernel.isa,
+        printf("%c %-36s %-17s %-10s %s\n", kernel.available ? '*' : ' ', kernel.name, kernel.operation, kernel.isa,
                kernel.formats);
 }
 
