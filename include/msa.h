@@ -573,7 +573,7 @@ typedef struct msa_cache_write_args {
     int64_t k_scale_page_stride, k_scale_head_stride, k_scale_token_stride;
     void *v_scale;               /* NVFP4 */
     int64_t v_scale_page_stride, v_scale_head_stride, v_scale_token_stride;
-    msa_scale_order v_scale_order;
+    msa_scale_order v_scale_order; /* NVFP4 only */
     const float *k_descale;      /* optional; E4M3: [1] with stride 0 (default) or one a KV head; NVFP4: [1], the global scale */
     int64_t k_descale_stride;
     const float *v_descale;

@@ -475,7 +475,7 @@ static void fuzz_write(struct input *in, struct call *c)
     args.src_dtype = src;
     args.kv_dtype = caches[src == MSA_E4M3 ? 0 : take(in, 4)];
     args.index_k_dtype = caches[src == MSA_E4M3 ? 0 : take(in, 3)];
-    args.v_scale_order = take(in, 2) ? MSA_SCALE_QUAD : MSA_SCALE_LINEAR;
+    args.v_scale_order = take(in, 2) && args.kv_dtype == MSA_NVFP4 ? MSA_SCALE_QUAD : MSA_SCALE_LINEAR;
 
     struct tensor *slots = add(c, in, INPUT, 8, (size_t)tokens * 8, 1, &(int64_t){1});
     struct tensor *factor = add(c, in, INPUT, 4, 4, 1, &heads);
