@@ -252,8 +252,8 @@ MSA_API msa_status msa_plan_get_info(const msa_plan *plan, msa_plan_info *info);
  * capacity; on a CPU the size for prefill depends on threads and tile only, not on max_total_q or max_kv_len. On a GPU an
  * index plan whose outputs lack MSA_INDEX_SCORES keeps the scores of a whole step there: 4*H*max_total_q*max_pages bytes
  * (8192 queries over 1M tokens, 4 heads: 1 GiB). Where that is too much, plan for fewer rows and run a step in parts. A
- * prefill plan on a GPU has up to 768 MiB for converted pages and, if it may go page-major, up to 1.1 GiB for partials;
- * plans with MSA_STRATEGY_QUERY_MAJOR need no partials. */
+ * prefill plan on a GPU has up to 768 MiB for converted pages and, if it may go page-major, up to 1.03 GiB for partials
+ * and 1/topk GiB for queries (E4M3: half of that); plans with MSA_STRATEGY_QUERY_MAJOR need neither. */
 MSA_API size_t msa_plan_workspace(const msa_plan *plan);
 /* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it; prepare and run set it. */
 MSA_API msa_status msa_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream);

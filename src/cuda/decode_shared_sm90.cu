@@ -13,7 +13,7 @@
  * (decode_rows_sm90.cuh). Its lists decide that (load_lists), so that room for many tokens costs a step of few little,
  * and a row's bits depend on its request alone.
  *
- *   shared memory   3 stages of 48 KB and 32 KB of queries, or 4 groups' tiles and queries; lists: 214 to 225 KB
+ *   shared memory   3 stages of 48 KB and 32 KB of queries, or 4 groups' tiles and queries; lists: 216 KB (NVFP4), 226 KB
  *   registers       consumers 160, loaders 96 (launch 128, and so rows one by one)
  *
  * Floor: of a page and warpgroup 768 cycles of products; of a page 700 cycles of conversions, beside them.
@@ -102,8 +102,7 @@ static __device__ __forceinline__ void write_results(const shared_job &job, cons
 template <storage STORAGE>
 static __device__ __forceinline__ page_view look_at(const shared_memory<STORAGE> &m, int stage, int width)
 {
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    uint32_t thread = thread_now();
     int first = (int)(thread / CUDA_WARP) * width; /* the warp's */
     uint32_t all = (1u << width) - 1, mask = m.info[stage].queries >> first & all;
     int first_keys = m.info[stage].first_keys;

@@ -45,7 +45,7 @@ struct shared_page {
 /* Of a tile whose rows are taken one by one. */
 template <storage STORAGE> struct rows_memory {
     group_memory<STORAGE> group[ROW_GROUPS];
-    uint4 q[ROW_GROUPS][8][CUDA_WARP];            /* a operands of a team's row, its first group's */
+    uint4 q[ROW_GROUPS][8][CUDA_WARP];            /* a operands of a group's row: each group has a copy of its own */
     int32_t query[ROW_GROUPS], pages[ROW_GROUPS]; /* a group's row, and how many of its pages are the group's */
 };
 

@@ -24,8 +24,7 @@
 enum {
     CHOOSE_THREADS = 128,
     WRITE_THREADS = 256,
-    WRITE_EACH = 4, /* entries of a thread, whose loads wait together */
-    PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32
+    WRITE_EACH = 4 /* entries of a thread, whose loads wait together */
 };
 
 /* ------------------------------------------------------------------------------------------------ windows */

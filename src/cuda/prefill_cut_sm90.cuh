@@ -13,7 +13,8 @@
 #include "prefill_pages_sm90.cuh"
 
 enum {
-    COUNTS = 4,           /* of a lane, under way */
+    PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32, /* of a bitmap of all pages of a request */
+    COUNTS = 4,                                       /* of a lane, under way */
     PAGE_MAJOR_COST = 30, /* of a page-major step in 1/16 of a query-major one, results and merge included */
     LEAST_SHARE = 8       /* entries that a page should have */
 };

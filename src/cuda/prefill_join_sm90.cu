@@ -13,8 +13,7 @@
 enum {
     JOIN_THREADS = 128,
     JOIN_WARPS = JOIN_THREADS / CUDA_WARP,
-    JOIN_BLOCKS = 10, /* an SM */
-    PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32,
+    JOIN_BLOCKS = 10,  /* an SM */
     MOST_ORDERED = 96, /* pages of a union that the choice lets pass have fewer */
     KINDS = 1 << GROUPS,
     AHEAD = 6, /* loads of a lane under way */

@@ -64,7 +64,7 @@ enum {
     STAGE_ODD = 32, /* the task's number in the block is */
     STAGE_FULL = 64 /* all queries that the group has room for see all of the page */
 };
-enum { INFO_WORDS = sizeof(stage_info) / 4, GROUP_WORDS = 4 * GROUPS, MASK_WORDS = 2 * GROUPS };
+enum { INFO_WORDS = sizeof(stage_info) / 4, GROUP_WORDS = 4 * GROUPS };
 
 /* A stage is a page's K and V, or where V is not E4M3 one of the two: then they follow each other, and K's is free
  * while V is used. */
@@ -184,7 +184,8 @@ static __device__ __forceinline__ const char *query_chunk(const prefill_job &job
 
 /* ------------------------------------------------------------------------------------------------ loading images */
 
-/* A lane's word of a stage's info. mask: of lanes below MASK_WORDS, a word of the union's mask. By the first warp. */
+/* A lane's word of a stage's info. mask: of the first lanes, two for each warpgroup, a word of the union's mask; 0 of
+ * the others. By the first warp. */
 static __device__ __forceinline__ uint32_t info_word(const task &t, int width, uint32_t mask, int32_t logical,
                                                      int32_t flags)
 {

@@ -191,7 +191,7 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
     }
     if (threadIdx.x < WARP_ROWS)
         m.query[threadIdx.x] = (uint8_t)query_of_row(job, threadIdx.x);
-    grid_wait(); /* for the images */
+    grid_wait(); /* for the images; their launch is an ordinary one, so that what `prepare` wrote was there before */
     __syncthreads();
     if (uniform(threadIdx.x / WARPGROUP) == 0) {
         fewer_registers<shape<T>::LOAD_REGISTERS>();

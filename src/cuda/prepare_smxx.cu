@@ -129,8 +129,7 @@ static __device__ void write_row(const cuda_step &step, int32_t row)
 
 /* LANES lanes a list of a row, a lane an id: a warp or, for short lists, half of one. An id's place is the number of
  * smaller ones, which are the lanes before it where a list ascends; of equal ones the first lane's stays. EACH lists
- * follow each other, so that their loads, of which each
- * needs the one before, wait together. */
+ * follow each other, so that their loads, of which each needs the one before, wait together. */
 template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
 {
     constexpr int AT_ONCE = ROW_THREADS / LANES;

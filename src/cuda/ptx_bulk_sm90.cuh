@@ -111,11 +111,6 @@ static __device__ inline void store_shared_32(uint32_t address, uint32_t x)
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-static __device__ inline void store_shared_64(uint32_t address, uint2 x)
-{
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
-}
-
 static __device__ inline void store_shared_128(uint32_t address, uint4 x)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)

@@ -97,12 +97,6 @@ static __device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t 
                  : "memory");
 }
 
-/* Fetches `bytes` (of 16) to the L2. */
-static __device__ inline void prefetch_bulk(const void *from, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 /* One thread copies `bytes` of shared memory out. The memory may be written again after copy_bulk_wait. */
 static __device__ inline void copy_bulk_out(void *to, uint32_t from, uint32_t bytes)
 {
