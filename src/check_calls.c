@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_calls.c - the argument rules of msa.h for the calls without a plan, as check_plans.c has them for those with one.
+ * check_calls.c - the argument rules of msa.h for the calls without a plan, as check_plans.c has them for those with
+ * one.
  */
 #include "check.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * check_plans.c - the argument rules of msa.h for plans: descriptions, steps, runs. Each check fills a copy with all strides
- * resolved, so that no later code sees MSA_DENSE; a failure names the argument, its value and the rule.
+ * check_plans.c - the argument rules of msa.h for plans: descriptions, steps, runs. Each check fills a copy with all
+ * strides resolved, so that no later code sees MSA_DENSE; a failure names the argument, its value and the rule.
  */
 #include "check.h"
 

@@ -406,6 +406,12 @@ def overwritten_output():
     casefile.read(case)
 
 
+def default_threads(of_openmp):
+    environment = dict(ENVIRONMENT, OMP_NUM_THREADS=str(of_openmp))
+    text = subprocess.run([TOOL, "info", "--json"], env=environment, capture_output=True, check=True).stdout
+    return json.loads(text)["devices"][0]["threads"]
+
+
 def info():
     text = msa("info")
     assert "cpu" in text and "attention_c" in text
@@ -414,8 +420,8 @@ def info():
     kernels = parsed["kernels"]
     assert any(kernel["name"] == "attention_c" and kernel["available"] for kernel in kernels)
     refused("exclude each other", "info", "--json", "--markdown")
-    many = subprocess.run([TOOL, "info", "--json"], env=dict(ENVIRONMENT, OMP_NUM_THREADS="5000"), capture_output=True)
-    assert json.loads(many.stdout)["devices"][0]["threads"] == 1024, "a context takes 1024 threads at most"
+    if default_threads(3) == 3: # not where the build lacks OpenMP
+        assert default_threads(5000) == 1024, "a context takes 1024 threads at most"
     lines = msa("info", "--markdown").splitlines()
     assert all(line.startswith("| ") or line.startswith("|---") for line in lines)
     assert len({line.count("|") for line in lines}) == 1, "rows of different length"
@@ -450,6 +456,7 @@ def progress():
         os.close(controller)
         assert tool.returncode == 0 and (b"%" in shown) == shows, shown
         assert path == short or output == plain
+
 
 def main():
     for name, tensor, index, key in ("prefill_q8kv4_scale", "out", 4321, "out"), ("prefill_q8kv4_scale", "lse", 17, "lse"), \

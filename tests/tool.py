@@ -38,6 +38,7 @@ def skip(name, reason):
     counts["skipped"] += 1
     print("ok - %s # SKIP %s" % (name, reason))
 
+
 def run(*arguments):
     return subprocess.run([TOOL, *arguments], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
                           timeout=TIMEOUT, text=True, errors="replace")

@@ -111,8 +111,8 @@ enum report_style { REPORT_NONE, REPORT_TABLE, REPORT_CSV, REPORT_MARKDOWN };
 void report_header(FILE *stream, enum report_style style);
 /* The table and markdown put the command that repeats the result on a line of its own, or in the last column. */
 void report_row(FILE *stream, enum report_style style, const struct result *result);
-/* With a baseline given: how many results it has, if not all; ratios baseline/this: geometric mean, least, largest, and how
- * many are more than 1 % slower. */
+/* With a baseline given: how many results it has, if not all; ratios baseline/this: geometric mean, least, largest, and
+ * how many are more than 1 % slower. */
 void report_baseline(FILE *stream, bool given, const struct result *results, int count);
 /* Whether an option's file can be written, before the work begins. CLI_OK or CLI_BAD. */
 int writable(const char *option, const char *path);

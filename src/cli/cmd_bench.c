@@ -31,7 +31,7 @@ static struct poptOption option_table[] = {
     {"run-once", 0, POPT_ARG_NONE, &texts.run_once, 0, "one call without warm-up, for profilers", NULL},
     {"footprint", 0, POPT_ARG_STRING, &texts.footprint, 0,
      "inputs rotate over this much memory (default: twice the largest cache on a CUDA device, and for decode, index "
-     "--decode, topk, combine and quantise, else 0: the same inputs again), in at most 4096 copies",
+     "and layer --decode, topk, combine and quantise, else 0: the same inputs again), in at most 4096 copies",
      "MIB"},
     {"baseline", 0, POPT_ARG_STRING, &texts.baseline, 0, "compare with an earlier --json", "FILE"},
     {"json", 0, POPT_ARG_STRING, &texts.json, 0, "write all results; - is stdout, and then no table is printed",

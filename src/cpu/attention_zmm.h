@@ -9,8 +9,8 @@
 #include "product_zmm.h"
 #include "softmax_zmm.h"
 
-/* Steps between two fetches, of which a page needs 64. A single visit makes them all in QK: PV, cut into short loops,
- * would cost it more than it gains. */
+/* Steps between two fetches. A page needs 64: they are spread over all of the first group's QK, and PV's loops stay
+ * whole. */
 #define AHEAD_STEPS(units) ((units) == 1 ? 8 * PAIR : 16 * PAIR)
 
 /* ------------------------------------------------------------------------------------------------ scores */
@@ -74,7 +74,8 @@ INLINE __m512 softmax(float *scores, int keys, __m512 max, const struct exp2_sca
     return _mm512_add_ps(sum[0], sum[1]);
 }
 
-/* Turns a unit's scores into P and merges maximum and sum; max and min are those of the first `ranked` keys. */
+/* Turns a unit's scores into P and merges maximum and sum; max is that of the first `ranked` keys, and so is min where
+ * scores can be infinite. */
 static struct weights merge_softmax(struct cpu_tile *tile, const struct cpu_visit *visit, float *scores, int ranked,
                                     __m512 max, __m512 min)
 {
@@ -109,13 +110,7 @@ INLINE void add_output(const struct cpu_tile *tile, struct operands *operands, c
         UNROLL
         for (int i = 0; i < rows * units; i++)
             sums[i] = _mm512_setzero_ps();
-        const int steps = units == 1 ? 128 : AHEAD_STEPS(units);
-        for (int from = 0; from < common; from += steps) {
-            if (units > 1)
-                fetch_ahead(&operands->ahead);
-            accumulate(sums, v, 1, SLICE, p, from, from + steps < common ? from + steps : common, rows, units, 0,
-                       units);
-        }
+        accumulate(sums, v, 1, SLICE, p, 0, common, rows, units, 0, units);
         UNROLL
         for (int j = 0; j < units; j++) {
             int end = visits[j].keys / 2 * PAIR;

@@ -248,8 +248,8 @@ static msa_status choose_isa(const char *from, const char *name, enum cpu_isa *i
         if (!name && isa_supported((enum cpu_isa)candidate) && (candidate != ISA_AVX512BF16 || bf16_pays()))
             *isa = (enum cpu_isa)candidate;
     }
-    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "%s = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon", from,
-                       name)
+    return name ? fail(MSA_ERROR_INVALID_ARGUMENT, "%s = \"%s\": must be c, avx2, avx512, avx512bf16, amx or neon",
+                       from, name)
                 : MSA_SUCCESS;
 }
 
