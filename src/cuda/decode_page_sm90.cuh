@@ -72,14 +72,6 @@ template <storage STORAGE, int GROUPS> struct memory {
     float4 out[ROWS][MSA_HEAD_DIM / 4];
 };
 
-/* The thread's number, read anew each time: what follows from it would else take registers across pages. */
-static __device__ __forceinline__ uint32_t thread_now(void)
-{
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
-
 /* What a block works on. */
 struct work {
     int64_t row;

@@ -212,12 +212,6 @@ static __device__ __forceinline__ void load_values(const decode_job &d, int head
 
 /* ------------------------------------------------------------------------------------------------ to a stage */
 
-/* Where 16 bytes of a row of 128 lie. */
-static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
-{
-    return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
-}
-
 /* A row is 128 elements: 16 pieces of 16 bytes, 8 in each half. The thread's keys are equal modulo 8, so that its
  * pieces of one key tell where those of the others lie. */
 template <storage STORAGE>

@@ -189,7 +189,7 @@ static __device__ __forceinline__ const char *query_chunk(const prefill_job &job
 static __device__ __forceinline__ uint32_t info_word(const task &t, int width, uint32_t mask, int32_t logical,
                                                      int32_t flags)
 {
-    uint32_t lane = fresh_thread(), part = lane % 4;
+    uint32_t lane = thread_now(), part = lane % 4;
     int32_t first_keys = t.tile.first_position + 1 - logical * MSA_PAGE_SIZE,
             keys = t.tile.kv_len - logical * MSA_PAGE_SIZE;
     flags |= t.odd | (min(first_keys, keys) < MSA_PAGE_SIZE ? STAGE_PARTIAL : 0);
@@ -215,7 +215,7 @@ template <typename T> static __device__ __forceinline__ void write_end(memory<T>
 
 template <typename T> static __device__ __forceinline__ void write_info(memory<T> &m, turn<T> at, uint32_t word)
 {
-    uint32_t lane = fresh_thread();
+    uint32_t lane = thread_now();
     if (lane < INFO_WORDS)
         ((uint32_t *)&m.info[at.stage()])[lane] = word;
     __syncwarp();
@@ -232,7 +232,7 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
     /* Read anew where they are needed: registers are short. */
     auto logical = [&] { return (int32_t)words[6]; };
     auto mask = [&] { /* a lane's word of those that the task is for */
-                      int32_t physical = (int32_t)words[7], lane = (int32_t)fresh_thread();
+                      int32_t physical = (int32_t)words[7], lane = (int32_t)thread_now();
                       return physical >= 0 && physical < job.args.num_pages && lane < 2 * t.groups
                                  ? words[2 * t.first_group + lane]
                                  : 0;
@@ -243,12 +243,12 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
     auto bring = [&](uint32_t word, bool any, int32_t slot, int part, bool change) {
         wait_empty(m, at);
         uint32_t arrival = shared_address(change ? &m.landed : &m.full[at.stage()]);
-        if (fresh_thread() == 0 && any)
+        if (thread_now() == 0 && any)
             copy_bulk(shared_address(m.stage[at.stage()]),
                       job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
                       shape<T>::STAGE_BYTES, arrival);
         write_info(m, at, word);
-        if (fresh_thread() == 0 && any)
+        if (thread_now() == 0 && any)
             barrier_expect(arrival, shape<T>::STAGE_BYTES); /* the copy may be there before */
         return arrival;
     };
@@ -263,7 +263,7 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
 #pragma unroll 1
         for (int part = 0; part < shape<T>::PARTS; part++) {
             bring(word, some, slot, part, false);
-            if (fresh_thread() == 0 && !some)
+            if (thread_now() == 0 && !some)
                 give_full(m, at);
             at.advance();
         }
@@ -272,7 +272,7 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
 #pragma unroll 1
     for (int query = 0; query < t.tile.num_rows; query++) {
         int warp = query / job.width, bit = warp * WARP_ROWS + query - warp * job.width; /* of the union's mask */
-        own = (int)fresh_thread() == bit / 32 ? mask() & 1u << bit % 32 : 0;
+        own = (int)thread_now() == bit / 32 ? mask() & 1u << bit % 32 : 0;
         bool any = __any_sync(~0u, own);
         uint32_t word =
             info_word(t, job.width, own, logical(), first | (last && query == t.tile.num_rows - 1 ? STAGE_LAST : 0));
@@ -284,12 +284,12 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
             if (change) {
                 barrier_wait(arrival, m.landings & 1);
                 __syncwarp();
-                if (fresh_thread() == 0)
+                if (thread_now() == 0)
                     m.landings++;
                 blank_values<T::E4M3>(m.stage[at.stage()] + shape<T>::STAGE_BYTES - T::V_BYTES,
                                       t.tile.first_position + query + 1 - logical() * MSA_PAGE_SIZE);
             }
-            if (fresh_thread() == 0 && (change || !any))
+            if (thread_now() == 0 && (change || !any))
                 give_full(m, at);
             at.advance();
         }
@@ -309,12 +309,12 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
             uint32_t word = info_word(t, job.width, 0, 0, STAGE_FIRST | STAGE_LAST);
             wait_empty(m, at);
             write_info(m, at, word);
-            if (fresh_thread() == 0)
+            if (thread_now() == 0)
                 give_full(m, at);
             at.advance();
         }
         auto fetch = [&](int32_t i, uint32_t buffer) {
-            uint32_t thread = fresh_thread();
+            uint32_t thread = thread_now();
             if (thread < sizeof m.words[0] / 16)
                 copy_async_16(shared_address(&m.words[buffer][4 * thread]), (const char *)(t.pages + i) + 16 * thread,
                               i + (int32_t)(thread / 2) < t.end);
@@ -336,7 +336,7 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
     }
     wait_empty(m, at);
     write_end(m, at);
-    if (fresh_thread() == 0)
+    if (thread_now() == 0)
         give_full(m, at);
 }
 
@@ -353,7 +353,7 @@ template <typename T> static __device__ __forceinline__ void load_queries(const 
 #pragma unroll 1
     for (uint32_t n = 0; begin_task(m.task[n % 2]); n++) {
         const task &t = m.task[n % 2];
-        int thread = (int)fresh_thread(), lane = thread % CUDA_WARP, chunk = lane % CHUNKS,
+        int thread = (int)thread_now(), lane = thread % CUDA_WARP, chunk = lane % CHUNKS,
             group = thread / CUDA_WARP - 1;
         auto each_row = [&](auto with) {
 #pragma unroll 1

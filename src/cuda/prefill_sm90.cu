@@ -87,7 +87,7 @@ template <typename T>
 static __device__ __forceinline__ page_view look_at(const prefill_job &job, const memory<T> &m, uint32_t stage,
                                                     int group)
 {
-    uint32_t thread = fresh_thread(), warp = thread / CUDA_WARP % GROUP_WARPS;
+    uint32_t thread = thread_now(), warp = thread / CUDA_WARP % GROUP_WARPS;
     const stage_info &info = m.info[stage];
     uint32_t mask = ((const uint16_t *)info.group[group].mask)[warp];
     page_view view;

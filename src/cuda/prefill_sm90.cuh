@@ -182,24 +182,10 @@ static inline prefill_job make_job(const cuda_attention &job, const prefill_wind
     return made;
 }
 
-/* threadIdx.x, in a way that keeps what follows from it out of registers across a loop. */
-static __device__ __forceinline__ uint32_t fresh_thread(void)
-{
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
-
-/* Where 16 bytes of a row of 128 lie. */
-static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
-{
-    return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
-}
-
 /* Zeros in place of values of keys from `keys` on. By a warp. */
 template <bool TRANSPOSED> static __device__ void blank_values(uint8_t *v, int keys)
 {
-    int lane = (int)fresh_thread() % CUDA_WARP, chunk = lane % 8;
+    int lane = (int)thread_now() % CUDA_WARP, chunk = lane % 8;
     if constexpr (!TRANSPOSED) {
         for (int i = max(keys, 0) * 8 + lane; i < MSA_PAGE_SIZE * 8; i += CUDA_WARP)
             ((uint4 *)v)[i] = ((uint4 *)(v + TILE_HALF))[i] = make_uint4(0, 0, 0, 0);

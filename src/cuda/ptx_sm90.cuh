@@ -18,6 +18,14 @@ static __device__ inline int uniform(int x)
     return __shfl_sync(~0u, x, 0);
 }
 
+/* The thread's number, read anew each time: what follows from it would else take registers across loops. */
+static __device__ __forceinline__ uint32_t thread_now(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 /* ------------------------------------------------------------------------------------------------ mbarriers */
 
 static __device__ inline void barrier_init(uint32_t barrier, int arrivals)
@@ -163,6 +171,12 @@ template <int REGISTERS> static __device__ inline void more_registers(void)
 }
 
 /* ------------------------------------------------------------------------------------------------ products */
+
+/* Where chunk `chunk` of 16 bytes of row `row` lies, in rows of 128 bytes with 128-byte swizzle. */
+static __device__ __forceinline__ uint32_t swizzled(int row, int chunk)
+{
+    return (uint32_t)(row * 128 + ((chunk ^ row) % 8) * 16);
+}
 
 /* Descriptor of a matrix in shared memory, K-major with 128-byte swizzle: rows of 128 bytes, 8 of them a group of 1024.
  * Bit fields: address / 16; leading offset (not used: 1); distance of groups / 16 (64); swizzle mode (1). The low half
