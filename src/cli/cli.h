@@ -23,6 +23,8 @@ enum {
     CLI_BAD = 2,     /* bad usage, bad input, error bits, no memory: one line on stderr has said what */
 };
 
+enum { CLI_MAX_THREADS = 1024 }; /* as many as a context takes */
+
 /* Subcommands: argv[0] is "msa NAME". */
 int cmd_run(int argc, const char **argv);
 int cmd_check(int argc, const char **argv);

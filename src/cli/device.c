@@ -18,7 +18,7 @@ int host_threads(void)
 {
 #ifdef _OPENMP
     int most = omp_get_max_threads();
-    return most < 1024 ? most : 1024; /* as many as a context takes */
+    return most < CLI_MAX_THREADS ? most : CLI_MAX_THREADS;
 #else
     return 1;
 #endif

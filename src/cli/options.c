@@ -51,7 +51,7 @@ int run_options_read(struct run_options *options)
     int64_t threads = options->threads, poison = options->poison;
     int precision = options->precision, strategy = options->strategy, plan = options->plan;
     if ((texts.device && parse_device("--device", texts.device, &options->device)) ||
-        (texts.threads && parse_int("--threads", texts.threads, 0, 1024, &threads)) ||
+        (texts.threads && parse_int("--threads", texts.threads, 0, CLI_MAX_THREADS, &threads)) ||
         (texts.precision && parse_choice("--precision", texts.precision, precision_names, &precision)) ||
         (texts.strategy && parse_choice("--strategy", texts.strategy, strategy_names, &strategy)) ||
         (texts.plan && parse_choice("--plan", texts.plan, plan_names, &plan)) ||

@@ -27,7 +27,6 @@
 
 #define WINDOWS 25
 #define WINDOW_SECONDS 0.002
-#define MAX_THREADS 1024 /* as many as a context takes */
 #define READ_STREAMS 8
 #define COPY_STREAMS 4
 #define PREFETCH 512 /* bytes */
@@ -131,7 +130,7 @@ static int64_t find_steps(arithmetic_fn *fn)
 
 static double arithmetic_window(arithmetic_fn *fn, int64_t steps, int threads)
 {
-    double flops[MAX_THREADS], sum = 0;
+    double flops[CLI_MAX_THREADS], sum = 0;
     struct arithmetic_job job = {fn, steps, flops};
     double start = seconds_now();
     parallel_run(threads, run_arithmetic, &job);
@@ -218,6 +217,8 @@ static bool memory_open(struct peak_probe *probe)
     half = (half < ram / 8 ? half : ram / 8) / (8 * huge) * (8 * huge);
     size_t chunk = 4 * huge * (size_t)probe->threads;
     chunk = chunk > half / 8 ? half / 8 : chunk < 8 * huge ? 8 * huge : chunk;
+    if (!chunk)
+        return false; /* hardly any memory */
     probe->chunk = chunk;
     probe->bytes = 2 * half / chunk * chunk;
     probe->buffer = aligned_alloc(huge, 2 * half);
@@ -300,8 +301,8 @@ void peak_close(struct peak_probe *probe)
 
 double peak_rate(enum peak peak, int threads)
 {
-    static double known[NUM_PEAKS][MAX_THREADS + 1];
-    static bool measured[NUM_PEAKS][MAX_THREADS + 1];
+    static double known[NUM_PEAKS][CLI_MAX_THREADS + 1];
+    static bool measured[NUM_PEAKS][CLI_MAX_THREADS + 1];
     if (measured[peak][threads])
         return known[peak][threads];
     measured[peak][threads] = true;
