@@ -328,6 +328,41 @@ static void faint_page(harness *h, const attention_spec *spec)
     attention_free(c);
 }
 
+/* Two channels of q against two of k, with BF16's subnormals in one of each pair: data is their unit. */
+static double faint_query(const place *where, const void *data)
+{
+    return where->d == 1 ? *(const double *)data * 64 : where->d == 2 ? 4 : 0;
+}
+
+static double steps(const place *where, const void *data)
+{
+    (void)data;
+    return where->d == 1 ? where->token % 4 : 0;
+}
+
+static double steps_and_faint_keys(const place *where, const void *data)
+{
+    return where->d == 2 ? *(const double *)data * where->token : steps(where, data);
+}
+
+/* Scores to which BF16 subnormals add something with a large scale, and V that has them. CPUs read them as zeros. */
+static void bf16_subnormals(harness *h, const attention_spec *spec)
+{
+    if (spec->q_dtype != MSA_BF16 || h->options.device != MSA_DEVICE_CPU)
+        return;
+    static const double faint = 0x1p-133, zero = 0;
+    attention_spec with = *spec;
+    with.sm_scale = 0x1p120f;
+    with.requests = batch_of(1, LENGTHS(3), LENGTHS(200));
+    with.q = faint_query;
+    with.k = with.v = spec->kv_dtype == MSA_BF16 ? steps_and_faint_keys : steps;
+    with.data = &faint;
+    with.list = list_all_pages;
+    attention_spec without = with;
+    without.data = &zero;
+    same_attention(h, &with, &without, "BF16 subnormals");
+}
+
 /* Four channels 30 times as large as the others, as in real activations. */
 static double outliers(const place *where, const void *data)
 {
@@ -493,6 +528,7 @@ void faults_numbers(harness *h)
     each_attention(h, "huge-logits", huge_logits);
     each_attention(h, "largest-scale", largest_scale);
     each_attention(h, "faint-page", faint_page);
+    each_attention(h, "bf16-subnormals", bf16_subnormals);
     each_attention(h, "outlier-channels", outlier_channels);
     each_attention(h, "not-finite", not_finite);
 }

@@ -226,10 +226,9 @@ static int parse_numbers(struct axes *axes, enum axis axis, const char *option, 
     int64_t low = infos[axis].low, high = infos[axis].high, first, last, step = 1;
     char whole[81];
     snprintf(whole, sizeof(whole), "%s", item);
-    char *saved, *first_text = strtok_r(item, ":", &saved), *last_text = strtok_r(NULL, ":", &saved);
-    char *step_text = strtok_r(NULL, ":", &saved), *rest = strtok_r(NULL, ":", &saved);
+    char *first_text = strsep(&item, ":"), *last_text = strsep(&item, ":"), *step_text = strsep(&item, ":");
     bool multiply = step_text && step_text[0] == 'x';
-    if (!first_text || rest)
+    if (item)
         return cli_error("%s: '%s' is none of: N, FIRST:LAST, FIRST:LAST:STEP, FIRST:LAST:xFACTOR", option, whole);
     if (parse_size(option, first_text, low, high, &first) != CLI_OK)
         return CLI_BAD;
@@ -265,15 +264,15 @@ static int parse_format(struct axes *axes, enum axis axis, const char *option, c
 
 static int parse_axis(struct axes *axes, enum axis axis)
 {
-    char option[32], *saved, *list = strdup(texts[axis]);
+    char option[32], *list = strdup(texts[axis]), *rest = list;
     int status = list ? CLI_OK : cli_error("out of memory");
     snprintf(option, sizeof(option), "--%s", infos[axis].name);
-    char *item = status == CLI_OK ? strtok_r(list, ",", &saved) : NULL;
-    if (status == CLI_OK && !item)
-        status = cli_error("%s: no value", option);
-    for (; status == CLI_OK && item; item = strtok_r(NULL, ",", &saved)) {
+    while (status == CLI_OK && rest) {
+        char *item = strsep(&rest, ",");
         int choice;
-        if (infos[axis].kind == NUMBER)
+        if (!*item)
+            status = cli_error("%s: '%s' has an empty value", option, texts[axis]);
+        else if (infos[axis].kind == NUMBER)
             status = parse_numbers(axes, axis, option, item);
         else if (infos[axis].kind == FORMAT)
             status = parse_format(axes, axis, option, item);

@@ -25,6 +25,7 @@ struct stateless {
         size_t bytes; /* of one rotation */
     } buffers[MAX_BUFFERS];
     int num_buffers;
+    bool failed; /* a buffer could not be made */
     union {
         msa_topk_args topk;
         msa_combine_args combine;
@@ -108,11 +109,13 @@ static int stateless_open(struct subject *subject, const char *name, struct devi
     return CLI_OK;
 }
 
-/* A buffer of `bytes` a rotation; the address is that of rotation 0. */
+/* A buffer of `bytes` a rotation; the address is that of rotation 0. After a failure only NULL, so that one message is
+ * printed. */
 static void *add_buffer(struct stateless *stateless, size_t bytes)
 {
     bytes = (bytes + 255) / 256 * 256;
-    void *data = device_alloc(stateless->device, bytes * (size_t)stateless->rotations);
+    void *data = stateless->failed ? NULL : device_alloc(stateless->device, bytes * (size_t)stateless->rotations);
+    stateless->failed = !data;
     if (data) {
         stateless->buffers[stateless->num_buffers].data = data;
         stateless->buffers[stateless->num_buffers++].bytes = bytes;

@@ -328,10 +328,10 @@ static int print_peaks(void)
 
 static int read_ops(const char *text, enum bench_op ops[MAX_OPS], int *num_ops)
 {
-    char *saved, *list = strdup(text);
+    char *list = strdup(text), *rest = list;
     int status = list ? CLI_OK : cli_error("out of memory"), op;
-    for (char *item = list ? strtok_r(list, ",", &saved) : NULL; status == CLI_OK && item;
-         item = strtok_r(NULL, ",", &saved)) {
+    while (status == CLI_OK && rest) {
+        char *item = strsep(&rest, ",");
         if (*num_ops == MAX_OPS)
             status = cli_error("bench: more than %d operations", MAX_OPS);
         else if (strcmp(item, "peak") == 0)
@@ -340,7 +340,7 @@ static int read_ops(const char *text, enum bench_op ops[MAX_OPS], int *num_ops)
             ops[(*num_ops)++] = (enum bench_op)op;
     }
     free(list);
-    return status == CLI_OK && *num_ops == 0 ? cli_error("bench: no operation given") : status;
+    return status;
 }
 
 static int read_options(struct bench *bench)
