@@ -298,6 +298,10 @@ def check_samples():
     result, = json.loads(msa("bench", "prefill", *TINY["prefill"], "--min-time", "0.2", "--json", "-"))
     assert result["samples"] > 1
     check_result(result)
+    started = time.monotonic()
+    result, = json.loads(msa("bench", "topk", "--rows", "1", "--pages", "64", "--min-time", "0", "--samples", "4",
+                             "--rest", "150", "--json", "-"))
+    assert time.monotonic() - started > 0.6 and " --rest 150" in result["command"]
 
 
 OUT_OF_CACHE = CACHE * 2 >> 20  # MiB
@@ -521,6 +525,7 @@ REFUSED = [
     ("--threads: 2000 is outside", "bench prefill --threads 2000"),
     ("--min-time: 'x' is not", "bench prefill --min-time x"),
     ("--min-time: -1 is outside", "bench prefill --min-time -1"),
+    ("--rest: 10001 is outside", "bench prefill --rest 10001"),
     ("--csv and --markdown exclude", "bench prefill --csv --markdown"),
     ("--json - and --csv exclude", "bench prefill --json - --csv"),
     ("--json - and --markdown exclude", "bench prefill --json - --markdown"),

@@ -24,6 +24,7 @@
 struct bench_options {
     double min_time; /* seconds of samples at least */
     int min_samples;
+    int rest_ms;       /* pause before each sample */
     bool run_once;     /* one sample, no warm-up */
     int64_t footprint; /* bytes that the rotated inputs cover; -1: by operation */
 };

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { MAX_SAMPLES = 100000 };
 
@@ -98,6 +99,13 @@ static void set_shares(struct beside *beside, const double *runs, int first, int
         beside->shares[i] = beside->work / rate * 1e-9 / runs[i];
 }
 
+static void pause_ms(int ms)
+{
+    struct timespec left = {ms / 1000, ms % 1000 * 1000000L};
+    while (ms > 0 && nanosleep(&left, &left) != 0)
+        ;
+}
+
 /* Samples in seconds into runs and totals. A tenth of the time, one call at least, warms up. */
 static int take_samples(struct subject *subject, const struct bench_options *options, struct beside *beside,
                         double *runs, double *totals, int *count)
@@ -113,6 +121,7 @@ static int take_samples(struct subject *subject, const struct bench_options *opt
     double before = options->run_once ? 0 : measure_beside(beside, ROUND_SECONDS), round_started = seconds_now();
     started = round_started;
     for (*count = 0; *count < MAX_SAMPLES; rotation++) {
+        pause_ms(options->rest_ms);
         if (subject->call(subject, rotation % subject->rotations, &runs[*count], &totals[*count]) != CLI_OK)
             return CLI_BAD;
         ++*count;

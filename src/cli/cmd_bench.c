@@ -14,7 +14,7 @@ enum { MAX_OPS = 8 };
 #define DEFAULT_SAMPLES 5
 
 static struct {
-    char *suite, *cases, *device, *min_time, *samples, *footprint, *baseline, *json, *plot;
+    char *suite, *cases, *device, *min_time, *samples, *rest, *footprint, *baseline, *json, *plot;
     int run_once, csv, markdown;
 } texts;
 
@@ -28,6 +28,9 @@ static struct poptOption option_table[] = {
     {"min-time", 0, POPT_ARG_STRING, &texts.min_time, 0,
      "least time to measure for (default 1), if 100000 samples take it", "SECONDS"},
     {"samples", 0, POPT_ARG_STRING, &texts.samples, 0, "least number of samples (default 5)", "N"},
+    {"rest", 0, POPT_ARG_STRING, &texts.rest, 0,
+     "pause before each sample (default 0): a GPU that works without a pause lowers its clock to keep its power limit",
+     "MS"},
     {"run-once", 0, POPT_ARG_NONE, &texts.run_once, 0, "one call without warm-up, for profilers", NULL},
     {"footprint", 0, POPT_ARG_STRING, &texts.footprint, 0,
      "inputs rotate over this much memory (default: twice the largest cache on a CUDA device, and for decode, index "
@@ -137,6 +140,7 @@ static void identify(const struct bench *bench, const struct point *point, const
     } given[] = {{"--device", texts.device},
                  {"--min-time", texts.min_time},
                  {"--samples", texts.samples},
+                 {"--rest", texts.rest},
                  {"--footprint", texts.footprint}};
     for (size_t i = 0; i < sizeof(given) / sizeof(*given); i++) {
         used = strlen(result->command);
@@ -345,11 +349,12 @@ static int read_ops(const char *text, enum bench_op ops[MAX_OPS], int *num_ops)
 
 static int read_options(struct bench *bench)
 {
-    int64_t mib = 0, samples = DEFAULT_SAMPLES;
+    int64_t mib = 0, samples = DEFAULT_SAMPLES, rest = 0;
     bench->options = (struct bench_options){.min_time = DEFAULT_MIN_TIME, .run_once = texts.run_once, .footprint = -1};
     bench->device_ordinal = MSA_DEVICE_CPU;
     if ((texts.min_time && parse_double("--min-time", texts.min_time, &bench->options.min_time)) ||
         (texts.samples && parse_int("--samples", texts.samples, 1, 10000, &samples)) ||
+        (texts.rest && parse_int("--rest", texts.rest, 0, 10000, &rest)) ||
         (texts.footprint && parse_int("--footprint", texts.footprint, 0, 1 << 20, &mib)) ||
         (texts.device && parse_device("--device", texts.device, &bench->device_ordinal)) ||
         (texts.plot && plot_check(texts.plot)))
@@ -364,6 +369,7 @@ static int read_options(struct bench *bench)
     if (texts.cases && !texts.suite)
         return cli_error("--case: only a --suite has cases");
     bench->options.min_samples = (int)samples;
+    bench->options.rest_ms = (int)rest;
     if (texts.run_once) {
         bench->options.min_time = 0;
         bench->options.min_samples = 1;
