@@ -15,6 +15,7 @@ import os
 import pty
 import shutil
 import subprocess
+import time
 
 from tool import TOOL, finish, folder, msa, refused, run, skip, test
 import casefile
