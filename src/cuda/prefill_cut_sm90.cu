@@ -87,17 +87,14 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS) choose_tiles(const __gr
         tile = job.step.tiles[index];
     if (tile.num_rows == 0)
         return;
-    if (job.desc.strategy == MSA_STRATEGY_PAGE_MAJOR) {
-        count_entries(job, tile, list, index);
-        return;
-    }
+    int end_row = job.desc.strategy == MSA_STRATEGY_PAGE_MAJOR ? 0 : tile.num_rows; /* forced: nothing to look at */
     for (int i = lane; i < PAGE_WORDS; i += CUDA_WARP)
         bits[i] = 0;
     __syncwarp();
     const cuda_page *pages = job.step.pages + (list * job.step.total_q + tile.first_row) * topk;
     int group = GROUP_WARPS * job.width, joined = 0, named = 0;
-    for (int row = 0; row < tile.num_rows; row += group) {
-        int end = min(row + group, tile.num_rows) * topk;
+    for (int row = 0; row < end_row; row += group) {
+        int end = min(row + group, end_row) * topk;
         for (int first = row * topk; first < end; first += CUDA_WARP) {
             int32_t page = first + lane < end ? pages[first + lane].logical : -1;
             uint32_t bit = 1u << page % 32;
@@ -111,7 +108,7 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS) choose_tiles(const __gr
                 bits[pages[i].logical / 32] = 0;
         __syncwarp();
     }
-    if (is_scattered(job, job.step.requests[tile.request], joined, named)) {
+    if (end_row == 0 || is_scattered(job, job.step.requests[tile.request], joined, named)) {
         count_entries(job, tile, list, index);
         return;
     }
@@ -140,7 +137,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_items(const __grid_co
         int64_t place = round + threadIdx.x, at = list * job.pages.num_places + place;
         int count = place < places ? (int)job.pages.counters[at] : 0, steps = (count + step_entries - 1) / step_entries,
             items = (steps + PAGE_STEPS - 1) / PAGE_STEPS;
-        int64_t all, upto = block_scan<sum>((int64_t)items << 32 | steps * step_entries, &all) + before;
+        int64_t all, upto = block_scan<sum>((int64_t)items << 32 | count, &all) + before;
         int32_t chunk = count ? job.pages.chunks[at] : -1, last = __reduce_max_sync(~0u, chunk);
         if (count)
             job.pages.places[at] = page_place{(uint32_t)upto, (uint32_t)(upto >> 32), count, chunk};
@@ -192,7 +189,6 @@ static __global__ void __launch_bounds__(WRITE_THREADS) write_entries(const __gr
     int64_t list = blockIdx.y, ids = (int64_t)step.total_q * step.topk, first = list * ids;
     /* total_q times topk fits 32 bits: entries are numbered so */
     uint32_t begin = blockIdx.x * (WRITE_THREADS * WRITE_EACH) + threadIdx.x, topk = (uint32_t)step.topk;
-    int step_entries = GROUP_WARPS * job.width;
     page_position at[WRITE_EACH];
     page_place place[WRITE_EACH];
     grid_wait();
@@ -222,13 +218,10 @@ static __global__ void __launch_bounds__(WRITE_THREADS) write_entries(const __gr
             continue;
         uint32_t id = begin + i * WRITE_THREADS, rank = id % topk;
         int32_t row = (int32_t)(id / topk);
-        uint32_t *to = job.pages.entries + list * job.pages.most_entries + place[i].entry,
+        uint32_t *to = job.pages.entries + first + place[i].entry,
                  own_row = (uint32_t)(row - place[i].chunk * job.pages.chunk_rows);
         to[at[i].position] = own_row | rank << ENTRY_ROW_BITS;
-        if (at[i].position == 0)
-            for (int n = place[i].count; n % step_entries; n++)
-                to[n] = own_row | NO_RANK << ENTRY_ROW_BITS;
-        if (at[i].position % step_entries == 0)
+        if (at[i].position % (uint32_t)(GROUP_WARPS * job.width) == 0)
             write_item(job, list, place[i], at[i].position, row, step.pages[first + id]);
     }
 }

@@ -116,7 +116,7 @@ static __device__ __forceinline__ void load_item(const pages_job &job, memory<T>
                                                  int64_t slot, uint32_t &landings)
 {
     const msa_attention_args &a = job.args;
-    const uint32_t *entries = job.pages.entries + list * job.pages.most_entries + item.first;
+    const uint32_t *entries = job.pages.entries + list * job.step.total_q * job.step.topk + item.first;
     if (item.physical < 0 || item.physical >= a.num_pages) {
         write_empty(job, entries, count, head);
         return;

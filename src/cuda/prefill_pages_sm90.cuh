@@ -28,7 +28,6 @@ enum {
     PARTIAL_BYTES = 2 * MSA_HEAD_DIM,
     PARTIAL_BLOCK = 16 /* heads whose partial results lie together, see struct cuda_merge */
 };
-constexpr uint32_t NO_RANK = 63; /* of entries that fill up steps */
 constexpr int64_t MAX_PARTIAL_BYTES = INT64_C(1) << 30;
 
 /* Of a tile's union, once the tile is page-major. */
@@ -63,14 +62,14 @@ struct page_memory {
     int32_t *chunks;          /* [lists][places] chunk of a place */
     page_place *places;       /* [lists][places] */
     page_position *positions; /* [lists][rows * topk] */
-    uint32_t *entries;        /* [lists][most_entries] row, from ENTRY_ROW_BITS on the rank */
+    uint32_t *entries;        /* [lists][rows * topk] row, from ENTRY_ROW_BITS on the rank */
     page_item *items;         /* [lists][most_items] */
     int32_t *first_item;      /* [lists][chunks + 1] */
     int32_t *counts;          /* [rows][kv_heads] pages of a row; -1: it is query-major */
     uint8_t *partials;        /* [topk][slab][128], a slab [chunk_rows][heads of the window] in whole blocks */
     float2 *states;           /* [topk][slab] maximum and sum */
     uint8_t *queries;         /* [chunk_rows][heads of the window][128], if it must be copied */
-    int64_t num_places, most_entries, most_items;
+    int64_t num_places, most_items;
     int32_t chunk_rows, num_chunks;
     size_t counter_bytes, bytes;
 };
@@ -104,7 +103,6 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     m.num_places = (desc.max_batch + m.num_chunks) * max_pages;
     int64_t used = m.num_places < ids ? m.num_places : ids; /* places with an entry */
     int64_t step = GROUP_WARPS * warp_queries(job);
-    m.most_entries = (ids + used * (step - 1) + step - 1) / step * step; /* places are whole steps */
     m.most_items = ids / (PAGE_STEPS * step) + used;
     m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 1) * 4);
     m.counters = (uint32_t *)take((int64_t)m.counter_bytes);
@@ -113,7 +111,7 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     m.chunks = (int32_t *)take(lists * m.num_places * 4);
     m.places = (page_place *)take(lists * m.num_places * (int64_t)sizeof(page_place));
     m.positions = (page_position *)take(lists * ids * (int64_t)sizeof(page_position));
-    m.entries = (uint32_t *)take(lists * m.most_entries * 4);
+    m.entries = (uint32_t *)take(lists * ids * 4);
     m.items = (page_item *)take(lists * m.most_items * (int64_t)sizeof(page_item));
     m.first_item = (int32_t *)take(lists * (m.num_chunks + 1) * 4);
     m.counts = (int32_t *)take(rows * desc.num_kv_heads * 4);

@@ -135,6 +135,7 @@ template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THRE
     constexpr int AT_ONCE = ROW_THREADS / LANES;
     int lane = threadIdx.x % LANES, part = threadIdx.x % CUDA_WARP / LANES; /* of the warp */
     int64_t first = (int64_t)blockIdx.x * (AT_ONCE * EACH) + threadIdx.x / LANES, list = blockIdx.y;
+    grid_release();
     grid_wait();
     cuda_row where[EACH];
     int32_t id[EACH], kv_len[EACH], physical[EACH], place[EACH], count[EACH];
