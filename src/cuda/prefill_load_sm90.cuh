@@ -165,7 +165,7 @@ template <typename T> static __device__ __forceinline__ void find_task(const pre
 /* By all loading warps: they are done with the task before. False: there is none. */
 static __device__ __forceinline__ bool begin_task(const task &t)
 {
-    barrier_meet(LOADERS, WARPGROUP);
+    barrier_meet_apart(LOADERS, WARPGROUP);
     return t.head >= 0;
 }
 
