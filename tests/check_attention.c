@@ -255,6 +255,23 @@ static void check_several_new(harness *h, int pair)
     }
 }
 
+/* More requests than a GPU's block cleans at once, some without a new token. */
+static void check_many_requests(harness *h, int pair)
+{
+    if (h->options.device == MSA_DEVICE_CPU)
+        return;
+    int32_t q_lens[1100], kv_lens[1100];
+    for (int r = 0; r < 1100; r++) {
+        q_lens[r] = r % 7 == 3 ? 0 : r % 11 == 5 ? 2 : 1;
+        kv_lens[r] = 2 + r * 37 % 300;
+    }
+    attention_spec s = pair_spec(pair, true);
+    s.topk = 4;
+    s.samples = 60;
+    s.requests = batch_of(1100, q_lens, kv_lens);
+    test(h, &s, "many-requests", 0);
+}
+
 /* 16 pages, the last one partial, at every ratio. */
 static void check_decode_ratios(harness *h)
 {
@@ -498,6 +515,7 @@ void check_attention(harness *h)
         check_partials(h, pair);
         check_capacities(h, pair);
         check_several_new(h, pair);
+        check_many_requests(h, pair);
         for (int i = 0; i < randoms; i++)
             check_random(h, pair, i);
     }

@@ -13,7 +13,8 @@
  *   rows       [total_q]          request and position of each row; request -1: padding, not to be read or written
  *   tiles      [num_tiles]        query_tile consecutive rows of one request each; num_rows 0: an unused slot
  *   first_step [num_tiles + 1]    (tile, history page) pairs before each tile, for index kernels that do not cut the
- *                                 tiles themselves
+ *                                 tiles themselves, or
+ *   parts      [num_parts]        these pairs in equal parts
  *   pages      [lists][total_q][k] attention plans: the distinct visible pages of each list, ascending, then -1
  * Everything in them is a function of the step alone: no order of arrival decides anything.
  *
@@ -60,6 +61,23 @@ struct cuda_tile {
 };
 enum { MAX_POSITION = 1 << 30 }; /* far above MSA_MAX_KV_LEN */
 
+/* A part of the list of all tiles' history pages: `pages` of them from `first_page` of tile number `index` on, and so on
+ * in the tiles behind it. ids: its first physical pages, as far as they are that tile's, then -1, so that copies start
+ * before the page table is seen. */
+struct cuda_extent {
+    struct cuda_tile tile;
+    int32_t index, first_page, pages, reserved;
+};
+enum { CUDA_PART_IDS = 8 };
+struct cuda_part {
+    struct cuda_extent all;
+    int32_t ids[CUDA_PART_IDS];
+};
+
+/* Of a plan's error: each block that prepares has its own, so that none must be cleared before. The first is also for
+ * `run`, by atomicOr; all together are the error. */
+enum { CUDA_ERROR_WORDS = 32 };
+
 /* A page that a row sees. The physical page is what the table says; `run` knows the cache's size and checks it. */
 struct cuda_page {
     int32_t logical, physical; /* -1, -1: none */
@@ -72,6 +90,7 @@ struct cuda_step {
     int32_t query_tile;    /* queries of a tile; 0: no tiles are made */
     int32_t num_tiles;     /* slots: total_q/query_tile + batch, as each request can end in a partial tile */
     int32_t lists, topk;   /* attention; 0 lists: index */
+    int32_t num_parts;     /* of equal length, that the history pages are cut into; 0: they are not */
     bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
     /* The caller's arrays. */
     const int32_t *cu_seqlens_q, *kv_lens, *cu_seqlens_k, *page_table, *list;
@@ -83,8 +102,10 @@ struct cuda_step {
     int32_t *first_tile; /* [batch + 1] tiles before each request */
     struct cuda_tile *tiles;
     int64_t *first_step;
+    struct cuda_part *parts;
+    int64_t *before; /* [num_tiles] with parts: history pages before each tile */
     struct cuda_page *pages;
-    uint32_t *error; /* the plan's error word; kernels set bits by atomicOr */
+    uint32_t *error; /* [CUDA_ERROR_WORDS] */
 };
 
 /* cuTensorMapEncodeTiled, which describes a tensor to Hopper's copies; a host function that needs no device. */
@@ -192,11 +213,12 @@ struct cuda_index {
 typedef cudaError_t cuda_index_fn(const struct cuda_index *job, cudaStream_t stream);
 
 struct cuda_index_kernel {
-    void (*plan)(struct cuda_index *job);  /* fills step.query_tile (queries, all heads each) and memory_bytes */
+    void (*plan)(struct cuda_index *job);  /* fills step.query_tile (queries, all heads each), step.num_parts and
+                                              memory_bytes */
     void (*begin)(struct cuda_index *job); /* NULL, or: sets step.query_tile anew by a step's host numbers, at least
                                               the plan's */
     bool fast;                             /* has a `fast` precision for FP8 and NVFP4 keys */
-    cuda_index_fn *prepare;                /* cuts the tiles into work; NULL: by step.first_step */
+    cuda_index_fn *prepare;                /* cuts the tiles into work; NULL: by step.first_step or step.parts */
     cuda_index_fn *run;                    /* writes scores, nothing else */
 };
 

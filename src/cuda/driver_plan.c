@@ -2,7 +2,7 @@
  *
  * driver_plan.c - the planned operations on CUDA: kernels and sizes of a plan, the workspace, prepare and run.
  *
- * A plan owns one word of device memory, its error word; everything else lies in the caller's workspace. The workspace
+ * A plan owns a few words of device memory, its error; everything else lies in the caller's workspace. The workspace
  * is cut by capacities, not by a step's sizes, so that a replayed graph finds everything where it was captured.
  */
 #include "driver.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 
 struct cuda_plan {
-    uint32_t *error; /* device */
+    uint32_t *error; /* device, CUDA_ERROR_WORDS */
     bool has_error;  /* a prepare was enqueued, so the word has a value */
     union {
         struct {
@@ -54,7 +54,10 @@ static size_t cut_workspace(const msa_plan *plan, char *base)
         size_t tiles = rows / (size_t)step->query_tile + batch;
         step->first_tile = take(base, &used, (batch + 1) * sizeof *step->first_tile);
         step->tiles = take(base, &used, tiles * sizeof *step->tiles);
-        if (plan_is_index(plan) && !own->index.kernel->prepare)
+        if (step->num_parts) {
+            step->parts = take(base, &used, (size_t)step->num_parts * sizeof *step->parts);
+            step->before = take(base, &used, tiles * sizeof *step->before);
+        } else if (plan_is_index(plan) && !own->index.kernel->prepare)
             step->first_step = take(base, &used, (tiles + 1) * sizeof *step->first_step);
     }
     if (!plan_is_index(plan)) {
@@ -155,7 +158,9 @@ msa_status cuda_plan_init(msa_plan *plan)
     plan->query_tile = step->query_tile ? step->query_tile : 1;
     plan->workspace_bytes = cut_workspace(plan, NULL);
     status = cuda_enter(plan->context);
-    return status ? status : cuda_leave(plan->context, "plan", cudaMalloc((void **)&own->error, sizeof *own->error));
+    return status ? status
+                  : cuda_leave(plan->context, "plan",
+                               cudaMalloc((void **)&own->error, CUDA_ERROR_WORDS * sizeof *own->error));
 }
 
 void cuda_plan_destroy(msa_plan *plan)
@@ -173,11 +178,14 @@ msa_status cuda_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream)
     msa_status status = cuda_enter(plan->context);
     if (status)
         return status;
+    uint32_t words[CUDA_ERROR_WORDS] = {0};
     cudaError_t error = cudaSuccess;
     if (own->has_error)
-        error = cudaMemcpyAsync(bits, own->error, sizeof *bits, cudaMemcpyDeviceToHost, stream);
+        error = cudaMemcpyAsync(words, own->error, sizeof words, cudaMemcpyDeviceToHost, stream);
     if (!error)
         error = cudaStreamSynchronize(stream);
+    for (int i = 0; i < CUDA_ERROR_WORDS; i++)
+        *bits |= words[i];
     return cuda_leave(plan->context, "plan error word", error);
 }
 
@@ -211,7 +219,7 @@ msa_status cuda_prepare(msa_plan *plan, msa_stream stream)
         return status;
     cudaError_t error;
     if (step->total_q == 0) {
-        error = cudaMemsetAsync(own->error, 0, sizeof *own->error, stream);
+        error = cudaMemsetAsync(own->error, 0, CUDA_ERROR_WORDS * sizeof *own->error, stream);
     } else {
         error = cuda_device_of(plan->context)->kernels.prepare(step, stream);
         if (!error && plan_is_index(plan) && own->index.kernel->prepare)

@@ -3,13 +3,14 @@
  * prepare_smxx.cu - a step's lengths and lists into the records of struct cuda_step. cuda.h says what they hold,
  * cpu/requests.c is the definition of how bad lengths are masked.
  *
- *   requests  one block       cleans the requests. A request owns the rows that no earlier one has: its first row is the
- *                             maximum of its begin and all earlier ends, which is a running maximum (a scan), not a loop
- *   rows      a thread a row  finds the row's request, writes the row and the tile that starts with it
- *   pages     a lane an id    attention plans: the sorted visible pages of a row's list
- *   steps     one block       index plans: adds up the tiles' history pages
- * For a small step, as decode's are, the first block does the rows and steps, too. Each launch but the first is on its way
- * while the one ahead of it runs, and waits on the device: 1 us less a launch.
+ *   requests  one block     cleans the requests. A request owns the rows that no earlier one has: its first row is the
+ *                           maximum of its begin and all earlier ends, which is a running maximum (a scan), not a loop
+ *   rows      one thread a row finds the row's request, writes the row and the tile that starts with it
+ *   pages     half a warp or one a list of a row sorts its visible pages
+ *   steps     one block     some index plans: adds up the tiles' history pages
+ *   parts     one block     others: cuts them into equal parts
+ * Each launch but the first is on its way while the one ahead of it runs, and waits on the device: 1 us less a launch.
+ * Steps as decode has them (is_small) take one launch for all of it.
  * Bytes: reads the lists (4k a row and list), writes 8k; a few us of launches for small steps.
  */
 #include "step.cuh"
@@ -37,66 +38,99 @@ static __device__ uint32_t length_errors(const cuda_step &step, const lengths &l
     return error | (l.kv_len > step.max_kv_len ? MSA_ERROR_BIT_CAPACITY : 0);
 }
 
-/* By a block. Errors go to the step's word, which this also clears. */
-static __device__ void clean_requests(const cuda_step &step)
+/* A cleaned request; tiles: where its last one ends. */
+struct cleaned {
+    cuda_request request;
+    int32_t row_end, tiles;
+};
+
+/* One request a thread of the block, `b`, which may be past the last. taken, tiles: by the requests of earlier rounds,
+ * brought up to date. */
+static __device__ cleaned clean_request(const cuda_step &step, int64_t b, int32_t &taken, int32_t &tiles,
+                                        uint32_t &error)
 {
-    int32_t taken = 0, tiles = 0; /* by the requests of earlier rounds */
-    uint32_t error = 0;
-    if (threadIdx.x == 0 && (step.cu_seqlens_q[0] != 0 || (step.cu_seqlens_k && step.cu_seqlens_k[0] != 0)))
-        error = MSA_ERROR_BIT_LENGTHS;
+    bool valid = b < step.batch;
+    lengths l = valid ? read_lengths(step, (int)b) : lengths{0, 0, 0};
+    int32_t stop = (int32_t)(l.end < step.total_q ? l.end : step.total_q); /* negative is fine: taken is at least 0 */
+    int32_t all, before = block_scan<maximum>(stop, &all);
+    before = before > taken ? before : taken; /* rows taken before this request */
+    int64_t first = l.begin > before ? l.begin : before;
+    int32_t rows = stop > first ? (int32_t)(stop - first) : 0;
+    int32_t own_tiles = step.query_tile ? (rows + step.query_tile - 1) / step.query_tile : 0;
+    int32_t all_tiles, tiles_before = block_scan<sum>(own_tiles, &all_tiles);
+    error |= valid ? length_errors(step, l, before) : 0;
+    int64_t most_keys = (int64_t)step.max_pages * MSA_PAGE_SIZE;
+    int64_t kv_len = l.kv_len < 0 ? 0 : l.kv_len < most_keys ? l.kv_len : most_keys;
+    cleaned c = {{l.kv_len - (l.end - l.begin) + (first - l.begin), (int32_t)first, rows, (int32_t)kv_len, 0},
+                 before > stop ? before : stop,
+                 tiles + tiles_before + own_tiles};
+    taken = taken > all ? taken : all;
+    tiles += all_tiles;
+    return c;
+}
+
+static __device__ uint32_t first_errors(const cuda_step &step)
+{
+    return step.cu_seqlens_q[0] != 0 || (step.cu_seqlens_k && step.cu_seqlens_k[0] != 0) ? MSA_ERROR_BIT_LENGTHS : 0;
+}
+
+/* The bits of all the block's threads. */
+static __device__ uint32_t join_errors(uint32_t error)
+{
+    __shared__ uint32_t all;
+    if (threadIdx.x == 0)
+        all = 0;
+    __syncthreads();
+    error = __reduce_or_sync(~0u, error);
+    if (threadIdx.x % CUDA_WARP == 0 && error)
+        atomicOr(&all, error);
+    __syncthreads();
+    return all;
+}
+
+/* One block's word, which no other has; block 0 clears those of blocks that there are not. */
+static __device__ void write_errors(const cuda_step &step, uint32_t error)
+{
+    if (threadIdx.x == 0)
+        step.error[blockIdx.x] = error;
+    if (blockIdx.x == 0 && threadIdx.x >= gridDim.x && threadIdx.x < CUDA_ERROR_WORDS)
+        step.error[threadIdx.x] = 0;
+}
+
+static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda_step step)
+{
+    grid_release();
+    int32_t taken = 0, tiles = 0;
+    uint32_t error = threadIdx.x == 0 ? first_errors(step) : 0;
     for (int64_t round = 0; round < step.batch; round += SCAN_THREADS) {
         int64_t b = round + threadIdx.x;
-        bool valid = b < step.batch;
-        lengths l = valid ? read_lengths(step, (int)b) : lengths{0, 0, 0};
-        int32_t stop =
-            (int32_t)(l.end < step.total_q ? l.end : step.total_q); /* negative is fine: taken is at least 0 */
-        int32_t all, before = block_scan<maximum>(stop, &all);
-        before = before > taken ? before : taken; /* rows taken before this request */
-        int64_t first = l.begin > before ? l.begin : before;
-        int32_t rows = stop > first ? (int32_t)(stop - first) : 0;
-        int32_t own_tiles = step.query_tile ? (rows + step.query_tile - 1) / step.query_tile : 0;
-        int32_t all_tiles, tiles_before = block_scan<sum>(own_tiles, &all_tiles);
-        if (valid) {
-            error |= length_errors(step, l, before);
-            int64_t most_keys = (int64_t)step.max_pages * MSA_PAGE_SIZE;
-            int64_t kv_len = l.kv_len < 0 ? 0 : l.kv_len < most_keys ? l.kv_len : most_keys;
-            step.requests[b] = cuda_request{l.kv_len - (l.end - l.begin) + (first - l.begin), (int32_t)first, rows,
-                                            (int32_t)kv_len, 0};
-            step.row_end[b] = before > stop ? before : stop;
+        cleaned c = clean_request(step, b, taken, tiles, error);
+        if (b < step.batch) {
+            step.requests[b] = c.request;
+            step.row_end[b] = c.row_end;
             if (step.query_tile)
-                step.first_tile[b + 1] = tiles + tiles_before + own_tiles;
+                step.first_tile[b + 1] = c.tiles;
         }
-        taken = taken > all ? taken : all;
-        tiles += all_tiles;
     }
     if (step.query_tile && threadIdx.x == 0)
         step.first_tile[0] = 0;
-    error = __reduce_or_sync(~0u, error);
-    __shared__ uint32_t all_errors;
-    if (threadIdx.x == 0)
-        all_errors = 0;
-    __syncthreads();
-    if (threadIdx.x % CUDA_WARP == 0 && error)
-        atomicOr(&all_errors, error);
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *step.error = all_errors;
+    write_errors(step, join_errors(error));
 }
 
 /* ------------------------------------------------------------------------------------------------ rows */
 
 /* The first request whose rows, with those before it, end past this row. -1: none. */
-static __device__ int32_t find_request(const cuda_step &step, int32_t row)
+static __device__ int32_t find_request(const cuda_request *requests, const int32_t *row_end, int32_t batch, int32_t row)
 {
-    int32_t low = 0, high = step.batch;
+    int32_t low = 0, high = batch;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
-        if (step.row_end[middle] > row)
+        if (row_end[middle] > row)
             high = middle;
         else
             low = middle + 1;
     }
-    return low < step.batch && step.requests[low].first_row <= row ? low : -1;
+    return low < batch && requests[low].first_row <= row ? low : -1;
 }
 
 static __device__ int32_t cut_position(int64_t position, int32_t low)
@@ -104,9 +138,27 @@ static __device__ int32_t cut_position(int64_t position, int32_t low)
     return (int32_t)(position < low ? low : position < MAX_POSITION ? position : MAX_POSITION);
 }
 
-static __device__ void write_row(const cuda_step &step, int32_t row)
+static __device__ cuda_row make_row(const cuda_request &request, int32_t b, int32_t row)
 {
-    int32_t b = find_request(step, row);
+    return cuda_row{b, cut_position(request.first_position + (row - request.first_row), -1)};
+}
+
+/* Tile `i` of a request. */
+static __device__ cuda_tile make_tile(const cuda_step &step, const cuda_request &request, int32_t b, int32_t i)
+{
+    int32_t first = i * step.query_tile, left = request.num_rows - first;
+    return cuda_tile{b, request.first_row + first, left < step.query_tile ? left : step.query_tile,
+                     cut_position(request.first_position + first, -MAX_POSITION)};
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step step)
+{
+    int64_t row = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+    grid_release();
+    grid_wait();
+    if (row >= step.total_q)
+        return;
+    int32_t b = find_request(step.requests, step.row_end, step.batch, (int32_t)row);
     /* Slots past the last tile are empty. There are no more slots than rows. */
     if (step.query_tile && row < step.num_tiles && row >= step.first_tile[step.batch])
         step.tiles[row] = cuda_tile{-1, 0, 0, 0};
@@ -115,51 +167,38 @@ static __device__ void write_row(const cuda_step &step, int32_t row)
         return;
     }
     cuda_request request = step.requests[b];
-    int32_t i = row - request.first_row;
-    int64_t position = request.first_position + i;
-    step.rows[row] = cuda_row{b, cut_position(position, -1)};
-    if (step.query_tile && i % step.query_tile == 0) {
-        int32_t left = request.num_rows - i;
-        step.tiles[step.first_tile[b] + i / step.query_tile] =
-            cuda_tile{b, row, left < step.query_tile ? left : step.query_tile, cut_position(position, -MAX_POSITION)};
-    }
+    step.rows[row] = make_row(request, b, (int32_t)row);
+    int32_t i = (int32_t)row - request.first_row;
+    if (step.query_tile && i % step.query_tile == 0)
+        step.tiles[step.first_tile[b] + i / step.query_tile] = make_tile(step, request, b, i / step.query_tile);
 }
 
 /* ------------------------------------------------------------------------------------------------ lists */
 
 /* LANES lanes a list of a row, a lane an id: a warp or, for short lists, half of one. An id's place is the number of
- * smaller ones, which are the lanes before it where a list ascends; of equal ones the first lane's stays. EACH lists
- * follow each other, so that their loads, of which each needs the one before, wait together. */
-template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
+ * smaller ones, which are the lanes before it where a list ascends; of equal ones the first lane's stays. A lane works
+ * on EACH lists, rows AT_ONCE apart, so that their loads, of which each needs the one before, wait together. Returns
+ * whether an id of the warp's lists is out of range. */
+template <int LANES, int EACH, int AT_ONCE>
+static __device__ __forceinline__ bool write_lists(const cuda_step &step, int64_t list, int64_t first,
+                                                   const cuda_row (&where)[EACH], const int32_t (&kv_len)[EACH])
 {
-    constexpr int AT_ONCE = ROW_THREADS / LANES;
     int lane = threadIdx.x % LANES, part = threadIdx.x % CUDA_WARP / LANES; /* of the warp */
-    int64_t first = (int64_t)blockIdx.x * (AT_ONCE * EACH) + threadIdx.x / LANES, list = blockIdx.y;
-    grid_release();
-    grid_wait();
-    cuda_row where[EACH];
-    int32_t id[EACH], kv_len[EACH], physical[EACH], place[EACH], count[EACH];
+    int32_t id[EACH], physical[EACH], place[EACH], count[EACH];
+    bool wrong = false;
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         int64_t row = first + e * AT_ONCE;
-        where[e] = row < step.total_q ? step.rows[row] : cuda_row{-1, -1};
+        id[e] = where[e].request >= 0 && lane < step.topk
+                    ? ((const int32_t *)((const char *)step.list + list * step.list_head_stride +
+                                         row * step.list_row_stride))[lane]
+                    : -1;
     }
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
-        int64_t row = first + e * AT_ONCE;
-        bool valid = where[e].request >= 0;
-        id[e] = valid && lane < step.topk ? ((const int32_t *)((const char *)step.list + list * step.list_head_stride +
-                                                               row * step.list_row_stride))[lane]
-                                          : -1;
-        kv_len[e] = valid ? step.requests[where[e].request].kv_len : 0;
-    }
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        if (__any_sync(~0u, id[e] < -1 || id[e] >= step.max_pages)) {
-            if (threadIdx.x % CUDA_WARP == 0)
-                atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
-            id[e] = id[e] < -1 || id[e] >= step.max_pages ? -1 : id[e];
-        }
+        bool outside = id[e] < -1 || id[e] >= step.max_pages;
+        wrong |= outside;
+        id[e] = outside ? -1 : id[e];
         int32_t first_key = id[e] * MSA_PAGE_SIZE; /* below 2^20 */
         bool visible = id[e] >= 0 && first_key <= where[e].position && first_key < kv_len[e];
         physical[e] =
@@ -190,6 +229,27 @@ template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THRE
         if (lane >= count[e] && lane < step.topk)
             pages[lane] = cuda_page{-1, -1};
     }
+    return __any_sync(~0u, wrong);
+}
+
+template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
+{
+    constexpr int AT_ONCE = ROW_THREADS / LANES;
+    int64_t first = (int64_t)blockIdx.x * (AT_ONCE * EACH) + threadIdx.x / LANES;
+    grid_release();
+    grid_wait();
+    cuda_row where[EACH];
+    int32_t kv_len[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        int64_t row = first + e * AT_ONCE;
+        where[e] = row < step.total_q ? step.rows[row] : cuda_row{-1, -1};
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; e++)
+        kv_len[e] = where[e].request >= 0 ? step.requests[where[e].request].kv_len : 0;
+    if (write_lists<LANES, EACH, AT_ONCE>(step, blockIdx.y, first, where, kv_len) && threadIdx.x % CUDA_WARP == 0)
+        atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
 }
 
 template <int LANES, int EACH> static cudaError_t launch_pages(const struct cuda_step &step, cudaStream_t stream)
@@ -201,9 +261,10 @@ template <int LANES, int EACH> static cudaError_t launch_pages(const struct cuda
 
 /* ------------------------------------------------------------------------------------------------ steps */
 
-/* By a block. */
-static __device__ void add_steps(const cuda_step &step)
+static __global__ void __launch_bounds__(SCAN_THREADS) add_steps(const cuda_step step)
 {
+    grid_release();
+    grid_wait();
     int64_t before = 0;
     for (int64_t round = 0; round < step.num_tiles; round += SCAN_THREADS) {
         int64_t i = round + threadIdx.x, pages = i < step.num_tiles ? history_pages(step, step.tiles[i]) : 0;
@@ -216,63 +277,205 @@ static __device__ void add_steps(const cuda_step &step)
         step.first_step[0] = 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ kernels */
+/* ------------------------------------------------------------------------------------------------ parts */
 
-/* SMALL: the step's rows and, of index plans, its steps as well. */
-template <bool SMALL> static __global__ void __launch_bounds__(SCAN_THREADS) prepare_requests(const cuda_step step)
+/* Part p: which tile `before`, the pages before each, has it begin in; pages: of it. */
+template <typename COUNT> struct part_place {
+    int32_t tile, first_page, pages;
+
+    __device__ part_place(const COUNT *before, int32_t num_tiles, int64_t total, int32_t p, int32_t num_parts)
+    {
+        int64_t first = total * p / num_parts, end = total * (p + 1) / num_parts;
+        int32_t low = 0, high = num_tiles; /* before[low] <= first, before[high] > first */
+        while (high - low > 1) {
+            int32_t middle = low + (high - low) / 2;
+            if (before[middle] <= first)
+                low = middle;
+            else
+                high = middle;
+        }
+        tile = low;
+        first_page = total ? (int32_t)(first - before[low]) : 0;
+        pages = (int32_t)(end - first);
+    }
+};
+
+static __device__ void write_part(const cuda_step &step, int32_t p, const cuda_tile &tile, int32_t index,
+                                  int32_t first_page, int32_t pages)
 {
-    grid_release();
-    clean_requests(step);
-    if (!SMALL)
-        return;
-    __syncthreads();
-    if ((int32_t)threadIdx.x < step.total_q)
-        write_row(step, (int32_t)threadIdx.x);
-    if (!step.first_step)
-        return;
-    __syncthreads();
-    add_steps(step);
+    cuda_part own = {{tile, index, first_page, pages, 0}, {}};
+    const int32_t *table = (const int32_t *)((const char *)step.page_table + tile.request * step.page_table_stride);
+    int32_t end = pages ? min(history_pages(step, tile), first_page + pages) : 0;
+#pragma unroll
+    for (int i = 0; i < CUDA_PART_IDS; i++)
+        own.ids[i] = first_page + i < end ? table[first_page + i] : -1;
+    step.parts[p] = own;
 }
 
-static __global__ void __launch_bounds__(ROW_THREADS) prepare_rows(const cuda_step step)
+/* One block. */
+static __global__ void __launch_bounds__(SCAN_THREADS) cut_parts(const cuda_step step)
 {
-    int64_t row = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
     grid_release();
     grid_wait();
-    if (row < step.total_q)
-        write_row(step, (int32_t)row);
+    int64_t total = 0;
+    for (int64_t base = 0; base < step.num_tiles; base += SCAN_THREADS) {
+        int64_t i = base + threadIdx.x, all, pages = i < step.num_tiles ? history_pages(step, step.tiles[i]) : 0;
+        int64_t first = total + block_scan<sum>(pages, &all);
+        if (i < step.num_tiles)
+            step.before[i] = first;
+        total += all;
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < step.num_parts; p += SCAN_THREADS) {
+        part_place<int64_t> place(step.before, step.num_tiles, total, p, step.num_parts);
+        write_part(step, p, step.tiles[place.tile], place.tile, place.first_page, place.pages);
+    }
 }
 
-static __global__ void __launch_bounds__(SCAN_THREADS) prepare_steps(const cuda_step step)
+/* ------------------------------------------------------------------------------------------------ small steps */
+
+enum { SMALL_ITEMS = 4096 /* lists of rows, or rows */ };
+
+/* A block's own copy of what it needs of the requests; of tiles, block 0's. */
+struct small_memory {
+    cuda_request requests[SCAN_THREADS];
+    int32_t row_end[SCAN_THREADS], tiles_end[SCAN_THREADS], before[SCAN_THREADS];
+    uint16_t request[SCAN_THREADS]; /* of a tile */
+};
+
+static bool is_small(const cuda_step &step)
 {
+    int64_t lists = step.lists ? step.lists : 1;
+    return step.batch <= SCAN_THREADS && step.num_tiles <= SCAN_THREADS && step.total_q * lists <= SMALL_ITEMS;
+}
+
+/* A thread a tile. tiles: that there are. */
+static __device__ void write_small_tiles(const cuda_step &step, int32_t tiles, small_memory &m)
+{
+    int32_t i = threadIdx.x, low = 0, high = step.batch; /* the first request whose tiles end past i */
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (m.tiles_end[middle] > i)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    cuda_tile tile = {-1, 0, 0, 0};
+    if (i < tiles)
+        tile = make_tile(step, m.requests[low], low, i - (low ? m.tiles_end[low - 1] : 0));
+    if (i < step.num_tiles)
+        step.tiles[i] = tile;
+    if (!step.first_step && step.num_parts == 0)
+        return;
+    int32_t total, pages = history_pages(step, tile), before = block_scan<sum>(pages, &total);
+    if (step.first_step && i < step.num_tiles)
+        step.first_step[i + 1] = before + pages;
+    if (step.first_step && i == 0)
+        step.first_step[0] = 0;
+    m.before[i] = before;
+    m.request[i] = (uint16_t)low;
+    __syncthreads();
+    for (int p = i; p < step.num_parts; p += SCAN_THREADS) {
+        part_place<int32_t> place(m.before, step.num_tiles, total, p, step.num_parts);
+        int32_t b = m.request[place.tile];
+        tile = cuda_tile{};
+        if (total)
+            tile = make_tile(step, m.requests[b], b, place.tile - (b ? m.tiles_end[b - 1] : 0));
+        write_part(step, p, tile, place.tile, place.first_page, place.pages);
+    }
+}
+
+/* All of a small step at once. Every block cleans all requests, and then writes a part of the rows and lists; block 0
+ * the requests and tiles as well. LANES: of a list. */
+template <int LANES> static __global__ void __launch_bounds__(SCAN_THREADS) prepare_small(const cuda_step step)
+{
+    __shared__ small_memory m;
     grid_release();
     grid_wait();
-    add_steps(step);
+    int32_t taken = 0, tiles = 0, b = threadIdx.x;
+    uint32_t error = b == 0 ? first_errors(step) : 0;
+    cleaned c = clean_request(step, b, taken, tiles, error);
+    if (b < step.batch) {
+        m.requests[b] = c.request;
+        m.row_end[b] = c.row_end;
+        m.tiles_end[b] = c.tiles;
+    }
+    __syncthreads();
+    if (blockIdx.x == 0) {
+        if (b < step.batch) {
+            step.requests[b] = c.request;
+            step.row_end[b] = c.row_end;
+        }
+        if (step.query_tile) {
+            if (b < step.batch)
+                step.first_tile[b + 1] = c.tiles;
+            if (b == 0)
+                step.first_tile[0] = 0;
+            write_small_tiles(step, tiles, m);
+        }
+    }
+    for (int32_t row = (int32_t)(blockIdx.x * SCAN_THREADS + threadIdx.x); row < step.total_q;
+         row += (int32_t)(gridDim.x * SCAN_THREADS)) {
+        int32_t request = find_request(m.requests, m.row_end, step.batch, row);
+        step.rows[row] = request < 0 ? cuda_row{-1, -1} : make_row(m.requests[request], request, row);
+    }
+    constexpr int AT_ONCE = SCAN_THREADS / LANES, A_WARP = CUDA_WARP / LANES;
+    int32_t items = step.total_q * step.lists, each = (int32_t)gridDim.x * AT_ONCE;
+    for (int32_t item = (int32_t)(blockIdx.x * AT_ONCE + threadIdx.x / LANES); item / A_WARP * A_WARP < items;
+         item += each) { /* whole warps go round together */
+        int32_t row = item / step.lists;
+        int32_t request = item < items ? find_request(m.requests, m.row_end, step.batch, row) : -1;
+        cuda_row where[1] = {{-1, -1}};
+        int32_t kv_len[1] = {0};
+        if (request >= 0) {
+            where[0] = make_row(m.requests[request], request, row);
+            kv_len[0] = m.requests[request].kv_len;
+        }
+        if (write_lists<LANES, 1, 1>(step, item % step.lists, row, where, kv_len))
+            error |= MSA_ERROR_BIT_LIST_ID;
+    }
+    write_errors(step, join_errors(error));
+}
+
+static cudaError_t launch_small(const cuda_step &step, cudaStream_t stream)
+{
+    bool half = step.topk <= CUDA_WARP / 2;
+    int64_t blocks = grid_blocks((int64_t)step.total_q * step.lists, SCAN_THREADS / (half ? CUDA_WARP / 2 : CUDA_WARP));
+    unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < CUDA_ERROR_WORDS ? blocks : CUDA_ERROR_WORDS);
+    return launch(half ? prepare_small<CUDA_WARP / 2> : prepare_small<CUDA_WARP>, grid, SCAN_THREADS, 0,
+                  step.dependent_launch, stream, step);
+}
+
+/* ------------------------------------------------------------------------------------------------ launchers */
+
+static cudaError_t launch_large(const cuda_step &step, cudaStream_t stream)
+{
+    cudaError_t error = launch(clean_requests, 1, SCAN_THREADS, 0, false, stream, step);
+    if (!error)
+        error = launch(write_rows, grid_blocks(step.total_q, ROW_THREADS), ROW_THREADS, 0, step.dependent_launch,
+                       stream, step);
+    constexpr int HALF = CUDA_WARP / 2, MANY = 8192; /* lists; fewer do not fill a GPU four at a time */
+    bool many = (int64_t)step.total_q * step.lists >= MANY;
+    if (!error && step.lists && step.topk <= HALF)
+        error = many ? launch_pages<HALF, 4>(step, stream) : launch_pages<HALF, 1>(step, stream);
+    else if (!error && step.lists)
+        error = many ? launch_pages<CUDA_WARP, 4>(step, stream) : launch_pages<CUDA_WARP, 1>(step, stream);
+    if (!error && step.first_step)
+        error = launch(add_steps, 1, SCAN_THREADS, 0, step.dependent_launch, stream, step);
+    if (!error && step.num_parts)
+        error = launch(cut_parts, 1, SCAN_THREADS, 0, step.dependent_launch, stream, step);
+    return error;
 }
 
 cudaError_t prepare_smxx(const struct cuda_step *step, cudaStream_t stream)
 {
-    bool small = step->total_q <= SCAN_THREADS;
-    cudaError_t error =
-        launch(small ? prepare_requests<true> : prepare_requests<false>, 1, SCAN_THREADS, 0, false, stream, *step);
-    if (!error && !small)
-        error = launch(prepare_rows, grid_blocks(step->total_q, ROW_THREADS), ROW_THREADS, 0, step->dependent_launch,
-                       stream, *step);
-    constexpr int HALF = CUDA_WARP / 2, MANY = 8192; /* lists; fewer do not fill a GPU four at a time */
-    bool many = (int64_t)step->total_q * step->lists >= MANY;
-    if (!error && step->lists && step->topk <= HALF)
-        error = many ? launch_pages<HALF, 4>(*step, stream) : launch_pages<HALF, 1>(*step, stream);
-    else if (!error && step->lists)
-        error = many ? launch_pages<CUDA_WARP, 4>(*step, stream) : launch_pages<CUDA_WARP, 1>(*step, stream);
-    if (!error && !small && step->first_step)
-        error = launch(prepare_steps, 1, SCAN_THREADS, 0, step->dependent_launch, stream, *step);
-    return error;
+    return is_small(*step) ? launch_small(*step, stream) : launch_large(*step, stream);
 }
 
 cudaError_t image_version_smxx(int *version)
 {
     cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, prepare_requests<true>);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, clean_requests);
     *version = error ? 0 : attributes.binaryVersion;
     return error;
 }

@@ -34,7 +34,7 @@ template <storage STORAGE, bool FAST> constexpr bool BY_WARPS = tile<STORAGE>::N
 /* Of a group. */
 template <storage STORAGE, bool FAST> struct alignas(1024) group_memory {
     static constexpr int SLOTS = tile<STORAGE>::NVFP4 ? 5 : 2; /* more than 2 of 16 KB make the first ones late */
-    static_assert(SLOTS <= FIRST_IDS);
+    static_assert(SLOTS <= CUDA_PART_IDS);
     union {
         struct {
             uint8_t ring[SLOTS][tile<STORAGE>::BYTES];
@@ -53,47 +53,6 @@ template <storage STORAGE, bool FAST> struct memory {
     uint64_t full[GROUPS][SLOTS];
     uint32_t touched; /* see score_parts */
 };
-
-/* ------------------------------------------------------------------------------------------------ the parts */
-
-/* One block: the pages before each tile, to `before`; from them where each part begins. */
-static __global__ void __launch_bounds__(SCAN_THREADS)
-    cut_parts(const cuda_step step, part *parts, int num_parts, int64_t *before)
-{
-    grid_release();
-    grid_wait();
-    int64_t total = 0;
-    for (int64_t base = 0; base < step.num_tiles; base += SCAN_THREADS) {
-        int64_t i = base + threadIdx.x, all, pages = i < step.num_tiles ? history_pages(step, step.tiles[i]) : 0;
-        int64_t first = total + block_scan<sum>(pages, &all);
-        if (i < step.num_tiles)
-            before[i] = first;
-        total += all;
-    }
-    __syncthreads();
-    for (int p = threadIdx.x; p < num_parts; p += SCAN_THREADS) {
-        int64_t first = total * p / num_parts, end = total * (p + 1) / num_parts;
-        int32_t low = 0, high = step.num_tiles; /* before[low] <= first, before[high] > first */
-        while (high - low > 1) {
-            int32_t middle = low + (high - low) / 2;
-            if (before[middle] <= first)
-                low = middle;
-            else
-                high = middle;
-        }
-        part own = {};
-        if (total)
-            own.all = extent{step.tiles[low], low, (int32_t)(first - before[low]), (int32_t)(end - first), 0};
-        const extent &e = own.all;
-        const int32_t *table =
-            (const int32_t *)((const char *)step.page_table + e.tile.request * step.page_table_stride);
-        int32_t last = min(history_pages(step, e.tile), e.first_page + e.pages);
-#pragma unroll
-        for (int i = 0; i < FIRST_IDS; i++)
-            own.ids[i] = e.first_page + i < last ? table[e.first_page + i] : -1;
-        parts[p] = own;
-    }
-}
 
 /* ------------------------------------------------------------------------------------------------ FP8 products */
 
@@ -196,7 +155,7 @@ template <storage STORAGE, bool FAST> struct fetcher {
     }
 
     /* Fills the ring. */
-    __device__ void start(const score_job &d, const extent &p, int32_t first_ids, memory<STORAGE, FAST> &m)
+    __device__ void start(const score_job &d, const cuda_extent &p, int32_t first_ids, memory<STORAGE, FAST> &m)
     {
         index = p.index;
         left = p.pages;
@@ -372,15 +331,15 @@ static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_co
             m.table[i] = scaled_magnitudes((uint32_t)i);
     if (threadIdx.x == THREADS - 1) /* brings the parameters while the launch ahead ends */
         m.touched = (uint32_t)((uintptr_t)d.parts ^ (uintptr_t)d.k.data ^ (uintptr_t)d.scores);
-    const part &own = d.parts[group * gridDim.x + blockIdx.x];
+    const cuda_part &own = d.parts[group * gridDim.x + blockIdx.x];
     if (threadIdx.x % GROUP == 0)
         prefetch_l2(&own);
     __syncthreads();
     grid_wait();
     grid_release();
     int lane = threadIdx.x % CUDA_WARP;
-    int32_t first_ids = lane < FIRST_IDS ? own.ids[lane] : -1;
-    extent p = own.all;
+    int32_t first_ids = lane < CUDA_PART_IDS ? own.ids[lane] : -1;
+    cuda_extent p = own.all;
     if constexpr (BY_WARPS<STORAGE, FAST>)
         if (p.pages >= MANY_PAGES && d.bulk && d.heads <= TILE_ROWS) {
             score_by_warp(d, p, first_ids, m.group[group].warps[warp], shared_address(m.table));
@@ -404,25 +363,12 @@ static __global__ void __launch_bounds__(THREADS, 1) score_parts(const __grid_co
 
 /* ------------------------------------------------------------------------------------------------ launchers */
 
-static int num_parts(const struct cuda_index *job)
-{
-    return job->num_sms * GROUPS;
-}
-
 /* Tiles never get larger with more heads: workspaces grow with them. */
 static void plan_decode(struct cuda_index *job)
 {
     int32_t heads = job->desc.num_index_heads;
     job->step.query_tile = heads <= TILE_ROWS ? TILE_ROWS / heads : 1;
-    int64_t tiles = job->desc.max_total_q / job->step.query_tile + job->desc.max_batch;
-    job->memory_bytes = (size_t)num_parts(job) * sizeof(part) + (size_t)tiles * sizeof(int64_t);
-}
-
-static cudaError_t prepare_decode(const struct cuda_index *job, cudaStream_t stream)
-{
-    part *parts = (part *)job->memory;
-    return launch(cut_parts, 1, SCAN_THREADS, 0, job->step.dependent_launch, stream, job->step, parts, num_parts(job),
-                  (int64_t *)(parts + num_parts(job)));
+    job->step.num_parts = job->num_sms * GROUPS;
 }
 
 template <storage STORAGE, bool FAST = false>
@@ -431,7 +377,7 @@ static cudaError_t launch_parts(const struct cuda_index *job, cudaStream_t strea
     using T = tile<STORAGE>;
     const msa_index_args &a = job->args;
     score_job d = {};
-    d.parts = (const part *)job->memory;
+    d.parts = job->step.parts;
     d.tiles = job->step.tiles;
     d.page_table = (const char *)job->step.page_table;
     d.index_q = (const char *)a.index_q;
@@ -470,4 +416,4 @@ static cudaError_t run_decode(const struct cuda_index *job, cudaStream_t stream)
     return fast ? launch_parts<STORAGE_NVFP4_E4M3, true>(job, stream) : launch_parts<STORAGE_NVFP4_E4M3>(job, stream);
 }
 
-const struct cuda_index_kernel score_decode_sm90 = {plan_decode, nullptr, true, prepare_decode, run_decode};
+const struct cuda_index_kernel score_decode_sm90 = {plan_decode, nullptr, true, nullptr, run_decode};

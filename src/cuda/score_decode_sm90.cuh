@@ -12,24 +12,10 @@
 
 enum { GROUPS = 4, THREADS = GROUPS * GROUP, TILE_ROWS = 16, COLUMNS = 8 /* of a product */ };
 
-/* A part of the work: `pages` pages from `first_page` of tile `tile` on, and so on in the tiles behind it. */
-struct extent {
-    cuda_tile tile;
-    int32_t index, first_page, pages, reserved;
-};
-
-/* With its first physical pages, as far as they are the first tile's, so that copies start before the page table is
- * seen; -1 behind them. */
-enum { FIRST_IDS = 8 };
-struct part {
-    extent all;
-    int32_t ids[FIRST_IDS];
-};
-
 /* What the kernel needs of a job, in the order in which it does: a launch's first look at each line of 64 bytes of its
  * parameters takes as long as one at memory. */
 struct score_job {
-    const part *parts;
+    const cuda_part *parts;
     const cuda_tile *tiles;
     const char *page_table, *index_q;
     int64_t page_table_stride, index_q_row_stride, index_q_head_stride;

@@ -75,7 +75,7 @@ struct warp_fetcher {
     }
 
     /* Fills the ring. */
-    __device__ __forceinline__ void start(const score_job &d, const extent &p, int32_t first_ids, warp_ring &m)
+    __device__ __forceinline__ void start(const score_job &d, const cuda_extent &p, int32_t first_ids, warp_ring &m)
     {
         int warp = threadIdx.x / CUDA_WARP % GROUP_WARPS, lane = threadIdx.x % CUDA_WARP;
         index = p.index;
@@ -128,7 +128,7 @@ struct warp_fetcher {
 };
 
 /* A warp's pages of its group's part. */
-static __device__ __forceinline__ void score_by_warp(const score_job &d, const extent &p, int32_t first_ids,
+static __device__ __forceinline__ void score_by_warp(const score_job &d, const cuda_extent &p, int32_t first_ids,
                                                      warp_ring &m, uint32_t table)
 {
     int lane = threadIdx.x % CUDA_WARP;
