@@ -92,6 +92,7 @@ struct cuda_step {
     int32_t lists, topk;   /* attention; 0 lists: index */
     int32_t num_parts;     /* of equal length, that the history pages are cut into; 0: they are not */
     bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
+    bool long_first;       /* tiles with more rows come earlier, if the step is a small one */
     /* The caller's arrays. */
     const int32_t *cu_seqlens_q, *kv_lens, *cu_seqlens_k, *page_table, *list;
     int64_t page_table_stride, list_head_stride, list_row_stride; /* bytes */

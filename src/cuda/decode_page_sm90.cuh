@@ -55,6 +55,7 @@ template <storage STORAGE> struct alignas(1024) group_memory {
         largest[GROUP_WARPS][ROWS]; /* of pages; each warp's own copy of the largest so far */
     float sum[GROUP_WARPS][ROWS], reference[ROWS];
     listed_page pages[MSA_MAX_TOPK];
+    int32_t head;                /* if there are pages */
     uint64_t full[SLOTS], given; /* barriers: of tiles; of the warps' maxima */
 };
 
@@ -211,6 +212,8 @@ static __device__ inline void list_page(const decode_job &d, int kv_head, int ph
                 copy_tile<STORAGE>(to + T::BYTES, d.v, &d.v_map, kv_head, physical, half, full + 8);
         }
     own.pages[i] = listed_page{physical, keys};
+    if (i == 0)
+        own.head = kv_head;
 }
 
 /* One warp, a lane a page of a row's list: those that there are and that the cache holds, a bit each. */
@@ -383,8 +386,7 @@ template <storage STORAGE, bool V>
 static __device__ inline void fetch(const decode_job &d, group_memory<STORAGE> &m, int n, int slot, uint32_t thread)
 {
     using T = tile<STORAGE>;
-    int head = find_work(d).kv_head;
-    int page = m.pages[n / 2 / T::PER_PAGE].physical, half = n / 2 % T::PER_PAGE;
+    int head = m.head, page = m.pages[n / 2 / T::PER_PAGE].physical, half = n / 2 % T::PER_PAGE;
     uint32_t to = shared_address(m.ring) + slot * T::BYTES, full = shared_address(m.full) + slot * 8;
     if (!d.bulk)
         copy_tile_together<STORAGE>(to, V ? d.v : d.k, head, page, half, full, thread);

@@ -62,7 +62,7 @@ static __device__ __forceinline__ void begin_row(const decode_job &d, int query,
 {
     team t = find_team(m.tile.num_rows);
     uint32_t thread = thread_now(), warp = thread / CUDA_WARP % GROUP_WARPS;
-    int head = find_work(d).kv_head;
+    int head = m.head;
     if (warp == 0)
         list_row(d, t, query, head, m);
     else if (warp <= 2)
@@ -77,7 +77,7 @@ template <storage STORAGE>
 static __device__ __forceinline__ int end_row(const decode_job &d, const state &o, shared_memory<STORAGE> &m)
 {
     team t = find_team(m.tile.num_rows);
-    int head = find_work(d).kv_head, lane = thread_now() % CUDA_WARP, warps = GROUP_WARPS << t.log2_groups;
+    int head = m.head, lane = thread_now() % CUDA_WARP, warps = GROUP_WARPS << t.log2_groups;
     int query = m.rows.query[t.group];
     barrier_meet(1 + t.group, GROUP); /* all have read their last tiles */
     give_state(o, m.rows.group[t.group]);

@@ -11,7 +11,8 @@
  *
  * A tile with one query, or whose queries share too little, takes its rows one by one as decode_sm90.cu does
  * (decode_rows_sm90.cuh). Its lists decide that (load_lists), so that room for many tokens costs a step of few little,
- * and a row's bits depend on its request alone.
+ * and a row's bits depend on its request alone. Blocks start in the order of their tiles' rows, the most first
+ * (prepare_smxx.cu, small steps), so that the last ones to end are short.
  *
  *   shared memory   3 stages of 48 KB and 32 KB of queries, or 4 groups' tiles and queries; lists: 216 KB (NVFP4), 226 KB
  *   registers       consumers 160, loaders 96 (launch 128, and so rows one by one)
@@ -19,7 +20,8 @@
  * Floor: of a page and warpgroup 768 cycles of products; of a page 700 cycles of conversions, beside them.
  * Measured on an H200, 2026-11-30, as decode_sm90.cu, 64/4 heads, NVFP4 and E4M3: 32 requests with 8 new tokens each,
  * 14 of 16 pages in common, 62.2 and 57.2 us (decode_sm90 for such plans: 121); no page but the last in common, 125 and
- * 136 (shared: 197, 172); a step of one token each in a plan for 8: 23.3, 23.8 (in a plan for one: 21.5, 22.3). A page
+ * 136 (shared: 197, 172); a step of one token each in a plan for 8: 23.3, 23.8 (in a plan for one: 21.5, 22.3); 1 to 16
+ * tokens, mixed, 94 and 89 (tiles as requests come: 109, 100), no page but the last in common, NVFP4 156 (205). A page
  * takes the loaders 2700 cycles and a warpgroup that sees it 2800, each waiting for its own results most of the time.
  */
 #include "decode_rows_sm90.cuh"
@@ -129,7 +131,7 @@ static __device__ __forceinline__ void attend_pages(const shared_job &job, const
 {
     const decode_job &d = job.decode;
     int group = uniform(threadIdx.x / WARPGROUP), width = WARP_ROWS / d.ratio, queries = GROUP_WARPS * width;
-    stage_queries(d, t, find_work(d).kv_head, group, m);
+    stage_queries(d, t, m.head, group, m);
     uint32_t own = ((1u << queries) - 1) << group * queries; /* at most 16 */
     uint32_t q = matrix_low(shared_address(m.q[group]));
     row_state o;
@@ -152,7 +154,7 @@ static __device__ __forceinline__ void attend_pages(const shared_job &job, const
             barrier_arrive(shared_address(&m.empty[at.stage()]));
         at.advance();
     }
-    write_results(job, m.tile, find_work(d).kv_head, thread_now() / WARPGROUP, m.scale, m.out_scale, o);
+    write_results(job, m.tile, m.head, thread_now() / WARPGROUP, m.scale, m.out_scale, o);
 }
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
@@ -203,12 +205,12 @@ static __global__ void __launch_bounds__(CONSUMERS *WARPGROUP + LOADERS, 1)
             m.table[i] = scaled_magnitudes((uint32_t)i);
     if (threadIdx.x < SEEN_BITS / 32)
         m.seen[threadIdx.x] = 0;
+    int tile = (int)(blockIdx.x / (unsigned)job.heads), head = (int)(blockIdx.x % (unsigned)job.heads);
     if (threadIdx.x == 0)
-        prefetch_l2(job.tiles + blockIdx.x);
+        prefetch_l2(job.tiles + tile);
     __syncthreads();
     grid_wait(); /* what this launch reads and writes, the one ahead of it may still write and read */
-    cuda_tile t = job.tiles[blockIdx.x];
-    int head = blockIdx.y;
+    cuda_tile t = job.tiles[tile];
     grid_release();
     if (t.num_rows == 0)
         return;
@@ -218,8 +220,10 @@ static __global__ void __launch_bounds__(CONSUMERS *WARPGROUP + LOADERS, 1)
     }
     if (threadIdx.x < CUDA_WARP)
         load_factors(d, head, m.scale, m.out_scale);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         m.tile = t;
+        m.head = head;
+    }
     if (!load_lists(d, t, head, m)) {
         attend_rows(d, m);
     } else if (uniform(threadIdx.x / WARPGROUP) < CONSUMERS) {
@@ -239,7 +243,7 @@ static cudaError_t launch_shared(const struct cuda_attention *job, const shared_
     auto kernel = attend_shared<STORAGE>;
     constexpr int bytes = sizeof(shared_memory<STORAGE>);
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    dim3 grid((unsigned)job->step.num_tiles, (unsigned)job->desc.num_kv_heads);
+    unsigned grid = (unsigned)job->step.num_tiles * (unsigned)job->desc.num_kv_heads;
     return error || job->step.num_tiles == 0
                ? error
                : launch(kernel, grid, CONSUMERS * WARPGROUP + LOADERS, bytes, true, stream, d);
@@ -258,13 +262,14 @@ bool shares_pages(const struct cuda_attention *job)
 static bool plan(struct cuda_attention *job)
 {
     job->step.query_tile = TILE_WARPS * (WARP_ROWS / job->ratio);
+    job->step.long_first = true;
     job->merges_itself = true;
     return true;
 }
 
 static cudaError_t run(const struct cuda_attention *job, cudaStream_t stream)
 {
-    shared_job shared = {make_job(job, 1), job->step.tiles, LOG2_448};
+    shared_job shared = {make_job(job, 1), job->step.tiles, job->desc.num_kv_heads, LOG2_448};
     return job->desc.kv_dtype == MSA_E4M3 ? launch_shared<STORAGE_E4M3>(job, shared, stream)
                                           : launch_shared<STORAGE_NVFP4_E4M3>(job, shared, stream);
 }

@@ -60,6 +60,7 @@ template <storage STORAGE> struct shared_memory {
     uint2 table[tile<STORAGE>::NVFP4 ? 256 : 1];
     cuda_page lists[MOST_QUERIES][MSA_MAX_TOPK];
     cuda_tile tile;
+    int32_t head;
     stage_info info[STAGES];
     uint64_t full[STAGES], empty[STAGES];
     uint32_t seen[SEEN_BITS / 32]; /* pages of the lists, a bit each */
@@ -70,6 +71,7 @@ template <storage STORAGE> struct shared_memory {
 struct shared_job {
     decode_job decode;
     const cuda_tile *tiles;
+    int32_t heads;  /* of K and V */
     float log2_one; /* of a term of 1: a constant that the compiler must not know, see write_results */
 };
 

@@ -349,6 +349,17 @@ static bool is_small(const cuda_step &step)
     return step.batch <= SCAN_THREADS && step.num_tiles <= SCAN_THREADS && step.total_q * lists <= SMALL_ITEMS;
 }
 
+/* Where a tile goes, a thread a tile: those of more rows first, by quarters of the most, else as they were. */
+static __device__ int32_t place_by_length(const cuda_step &step, const cuda_tile &tile, bool there, int32_t i)
+{
+    int quarter = there ? 3 - (4 * tile.num_rows - 1) / step.query_tile : 0;
+    int64_t all, before = block_scan<sum>(there ? (int64_t)1 << 16 * quarter : 0, &all); /* a count each */
+    int32_t place = (int32_t)(before >> 16 * quarter & 0xFFFF);
+    for (int q = 0; q < quarter; q++)
+        place += (int32_t)(all >> 16 * q & 0xFFFF);
+    return there ? place : i;
+}
+
 /* A thread a tile. tiles: that there are. */
 static __device__ void write_small_tiles(const cuda_step &step, int32_t tiles, small_memory &m)
 {
@@ -363,8 +374,9 @@ static __device__ void write_small_tiles(const cuda_step &step, int32_t tiles, s
     cuda_tile tile = {-1, 0, 0, 0};
     if (i < tiles)
         tile = make_tile(step, m.requests[low], low, i - (low ? m.tiles_end[low - 1] : 0));
+    int32_t place = step.long_first ? place_by_length(step, tile, i < tiles, i) : i;
     if (i < step.num_tiles)
-        step.tiles[i] = tile;
+        step.tiles[place] = tile;
     if (!step.first_step && step.num_parts == 0)
         return;
     int32_t total, pages = history_pages(step, tile), before = block_scan<sum>(pages, &total);
@@ -376,12 +388,12 @@ static __device__ void write_small_tiles(const cuda_step &step, int32_t tiles, s
     m.request[i] = (uint16_t)low;
     __syncthreads();
     for (int p = i; p < step.num_parts; p += SCAN_THREADS) {
-        part_place<int32_t> place(m.before, step.num_tiles, total, p, step.num_parts);
-        int32_t b = m.request[place.tile];
+        part_place<int32_t> from(m.before, step.num_tiles, total, p, step.num_parts);
+        int32_t b = m.request[from.tile];
         tile = cuda_tile{};
         if (total)
-            tile = make_tile(step, m.requests[b], b, place.tile - (b ? m.tiles_end[b - 1] : 0));
-        write_part(step, p, tile, place.tile, place.first_page, place.pages);
+            tile = make_tile(step, m.requests[b], b, from.tile - (b ? m.tiles_end[b - 1] : 0));
+        write_part(step, p, tile, from.tile, from.first_page, from.pages);
     }
 }
 
