@@ -255,6 +255,35 @@ static void check_several_new(harness *h, int pair)
     }
 }
 
+/* More rows and KV heads than a GPU has multiprocessors, where a block may take several. */
+static void check_rows_together(harness *h, int pair)
+{
+    static const int32_t requests[] = {90, 100, 140, 270}, heads[] = {3, 4, 3, 2}, ratios[] = {16, 5, 8, 11};
+    static const cache_layout layouts[] = {CACHE_DENSE, CACHE_GAPS, CACHE_TOKEN_MAJOR, CACHE_SLOTS};
+    attention_spec s = pair_spec(pair, true);
+    if (h->options.device == MSA_DEVICE_CPU || s.kv_dtype != MSA_NVFP4)
+        return;
+    for (int i = 0; i < 4; i++) {
+        int32_t q_lens[270], kv_lens[270];
+        for (int r = 0; r < requests[i]; r++) {
+            q_lens[r] = r % 9 != 4;
+            kv_lens[r] = 1 + r * 53 % 900;
+        }
+        s.kv_heads = heads[i];
+        s.q_heads = ratios[i] * heads[i];
+        s.topk = i == 3 ? 32 : 4;
+        s.list = i % 2 ? list_all_pages : NULL;
+        s.v = i % 2 ? value_with_nan : NULL;
+        s.scaled = i % 2;
+        s.cache_layout = layouts[i];
+        s.quad = i > 1;
+        s.samples = 60;
+        s.requests = batch_of(requests[i], q_lens, kv_lens);
+        s.requests.padding_rows = i;
+        test(h, &s, "rows-together", i);
+    }
+}
+
 /* More requests than a GPU's block cleans at once, some without a new token. */
 static void check_many_requests(harness *h, int pair)
 {
@@ -516,6 +545,7 @@ void check_attention(harness *h)
         check_capacities(h, pair);
         check_several_new(h, pair);
         check_many_requests(h, pair);
+        check_rows_together(h, pair);
         for (int i = 0; i < randoms; i++)
             check_random(h, pair, i);
     }

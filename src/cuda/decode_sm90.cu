@@ -15,14 +15,14 @@
  * added in a fixed order, and the number of parts follows from capacities: a row's bits depend on nothing but the row.
  *
  * Floor: the bytes of the visible pages at 4.69 TB/s; with NVFP4 also 13 ALU operations for 8 elements of K and 28 for
- * 16 of V, a turn of two cycles each: 900 of the 1670 cycles that a page takes an SM.
+ * 16 of V, a turn of two cycles each: 900 of the 1560 cycles that a page takes an SM.
  * Measured on an H200, 2026-11-30, us a call in a chain of calls in one graph, cold inputs, context 32K, 16 pages, 64/4
- * heads: batch 128 NVFP4 67, E4M3 74, BF16 138 (48, 78, 83 % of the floor's rate); batch 32 21.5, 22.3, 38.2; batch 8
+ * heads: batch 128 NVFP4 62.5, E4M3 71.6, BF16 136 (52, 80, 84 % of the floor's rate); batch 32 21.5, 22.3, 38.2; batch 8
  * 10.7, 10.2, 14.6; batch 1 with 16/1 heads 5.0, 4.4, 5.4. There a third of the time is code that runs once a launch
  * and waits for its instructions: loops that were unrolled took 1 us more.
  * A launch may start while the one ahead of it drains; it waits for that before it reads or writes anything.
  */
-#include "decode_merge_sm90.cuh"
+#include "decode_each_sm90.cuh"
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
 
@@ -218,6 +218,9 @@ static cudaError_t launch_shape(const struct cuda_attention *job, cudaStream_t s
 {
     shape s = choose_shape(job);
     decode_job d = make_job(job, s.clusters);
+    if constexpr (tile<STORAGE>::NVFP4)
+        if (s.clusters == 1 && s.groups == 1 && fits_each(job))
+            return launch_each<STORAGE, TYPE, E4M3>(job, d, stream);
     return s.groups == 4   ? launch_attend<STORAGE, TYPE, E4M3, 4>(job, d, stream)
            : s.groups == 2 ? launch_attend<STORAGE, TYPE, E4M3, 2>(job, d, stream)
                            : launch_attend<STORAGE, TYPE, E4M3, 1>(job, d, stream);
