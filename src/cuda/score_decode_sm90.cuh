@@ -117,8 +117,8 @@ static __device__ inline void load_rows(uint32_t tile_at, int first_key, int c, 
 }
 
 /* The maxima of COLUMN_BLOCKS * 8 rows over KEYS keys from `first` on; a lane has those of the rows 2t and 2t + 1, over
- * its keys. scales: NVFP4. */
-template <storage STORAGE, int COLUMN_BLOCKS, int KEYS>
+ * its keys. scales: NVFP4. ONE_ROW: only row 0 counts. */
+template <storage STORAGE, int COLUMN_BLOCKS, int KEYS, bool ONE_ROW = false>
 static __device__ inline void score_keys(uint32_t tile_at, uint32_t scales, uint32_t table, uint32_t one, int first,
                                          const uint32_t (&q)[2][8][2], float (&best)[2][2])
 {
@@ -148,7 +148,7 @@ static __device__ inline void score_keys(uint32_t tile_at, uint32_t scales, uint
 #pragma unroll
         for (int n = 0; n < COLUMN_BLOCKS; n++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) /* fmaxf drops NaN */
+            for (int i = 0; i < (ONE_ROW ? 1 : 2); i++) /* fmaxf drops NaN */
                 best[n][i] = fmaxf(best[n][i], fmaxf(s[n][i], s[n][2 + i]));
     }
 }

@@ -168,8 +168,10 @@ static __device__ __forceinline__ void score_by_warp(const score_job &d, const c
             barrier_wait(shared_address(m.full + at.stage()), at.parity());
             if (rows > COLUMNS)
                 score_keys<STORAGE_NVFP4_E4M3, 2, HALF_KEYS>(keys, scales, table, one, 0, q, best);
-            else
+            else if (rows > 1)
                 score_keys<STORAGE_NVFP4_E4M3, 1, HALF_KEYS>(keys, scales, table, one, 0, q, best);
+            else
+                score_keys<STORAGE_NVFP4_E4M3, 1, HALF_KEYS, true>(keys, scales, table, one, 0, q, best);
             __syncwarp(); /* all have read */
             f.next(d, m, (int)at.stage());
             at.advance();
