@@ -110,8 +110,8 @@ static __device__ inline void copy_states(const cuda_merge &merge, int64_t first
                 uint32_t full = shared_address(&m.full[at.slot]);
                 barrier_wait(shared_address(&m.empty[at.slot]), at.parity);
                 barrier_expect(full, bytes);
-                copy_bulk(shared_address(m.slot[at.slot]), (const char *)job.states[s].out + first * ROW_BYTES, bytes,
-                          full);
+                copy_bulk_once(shared_address(m.slot[at.slot]), (const char *)job.states[s].out + first * ROW_BYTES,
+                               bytes, full);
             }
             advance(at);
         }

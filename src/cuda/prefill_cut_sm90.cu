@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_items(const __grid_co
     for (int64_t round = 0; round < places; round += SCAN_THREADS) {
         int64_t place = round + threadIdx.x, at = list * job.pages.num_places + place;
         int count = place < places ? (int)job.pages.counters[at] : 0, steps = (count + step_entries - 1) / step_entries,
-            items = (steps + PAGE_STEPS - 1) / PAGE_STEPS;
+            items = (steps + ITEM_STEPS - 1) / ITEM_STEPS;
         int64_t all, upto = block_scan<sum>((int64_t)items << 32 | count, &all) + before;
         int32_t chunk = count ? job.pages.chunks[at] : -1, last = __reduce_max_sync(~0u, chunk);
         if (count)
@@ -161,7 +161,7 @@ static __device__ __forceinline__ void write_item(const pages_job &job, int64_t 
                                                   uint32_t position, int32_t row, const cuda_page &page)
 {
     int step_entries = GROUP_WARPS * job.width, steps = (place.count + step_entries - 1) / step_entries,
-        items = (steps + PAGE_STEPS - 1) / PAGE_STEPS, step = (int)position / step_entries,
+        items = (steps + ITEM_STEPS - 1) / ITEM_STEPS, step = (int)position / step_entries,
         i = (step * items + steps - 1) / steps;
     if (position % step_entries || steps * i / items != step)
         return;

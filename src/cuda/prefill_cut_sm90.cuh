@@ -14,8 +14,7 @@
 
 enum {
     PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32, /* of a bitmap of all pages of a request */
-    COUNTS = 4,          /* of a lane, under way */
-    PAGE_MAJOR_COST = 30 /* of a page-major step in 1/16 of a query-major one, results and merge included */
+    COUNTS = 4                                        /* of a lane, under way */
 };
 
 /* Of plans whose tiles have at most a warp's queries; their unions come with the choice. */
@@ -31,6 +30,12 @@ static __device__ __forceinline__ int64_t find_place(const pages_job &job, int32
     return first_page + (int64_t)chunk * job.own.first_page[job.step.batch + 1] + page;
 }
 
+/* Of a page-major step in 1/16 of a query-major one, results and merge included: measured where both take the same. */
+static __device__ __forceinline__ int page_major_cost(const pages_job &job)
+{
+    return job.desc.q_dtype != MSA_E4M3 ? 22 : job.precision == MSA_PRECISION_FAST ? 32 : 28;
+}
+
 /* Whether a tile's rows share too few pages for query-major. joined: pages that each warpgroup's queries selected, of
  * all warpgroups; named: pages that each query did. The last step of a page's entries is half empty on average, which
  * counts where the request has few entries a page. */
@@ -39,7 +44,7 @@ static __device__ __forceinline__ bool is_scattered(const pages_job &job, const 
 {
     int step_entries = GROUP_WARPS * job.width, entries = 2 * min(request.num_rows, MSA_MAX_KV_LEN) * job.step.topk,
         filled_up = entries + (step_entries - 1) * pages_of(request.kv_len);
-    return (int64_t)(joined * step_entries * 16) * entries > (int64_t)(named * PAGE_MAJOR_COST) * filled_up;
+    return (int64_t)(joined * step_entries * 16) * entries > (int64_t)(named * page_major_cost(job)) * filled_up;
 }
 
 /* Pages of a row, for all heads that share the list; -1: the row is query-major. */

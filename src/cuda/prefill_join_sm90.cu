@@ -14,7 +14,7 @@ enum {
     JOIN_THREADS = 128,
     JOIN_WARPS = JOIN_THREADS / CUDA_WARP,
     JOIN_BLOCKS = 10,  /* an SM */
-    MOST_ORDERED = 96, /* pages of a union that the choice lets pass have fewer */
+    MOST_ORDERED = 96, /* pages of a union: the choice lets few pass that have more */
     KINDS = 1 << GROUPS,
     AHEAD = 6, /* loads of a lane under way */
     AGAIN = 3  /* of what is in the L1 */

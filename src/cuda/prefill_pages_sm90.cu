@@ -6,9 +6,9 @@
  *
  * Arithmetic: that of attention_sm90.cuh for the page, whose fresh accumulator is the whole result here.
  *
- * Of the loading warpgroup one warp copies the images of a block's items into a ring, two bring the queries of steps,
- * ahead, as boxes of a tensor (the heads of a query that share the KV head), and say which state each row is. Four
- * warpgroups take steps in turn, each by itself. Nothing is carried from step to step.
+ * Of the loading warpgroup one warp finds out what is next, one copies images into a ring, two bring the queries of
+ * steps (prefill_pages_load_sm90.cuh). Four warpgroups take steps in turn, each by itself. Nothing is carried from step
+ * to step.
  *
  *   S = Q K^T   E4M3: Q from shared memory through registers, where it is widened. 16 bit: both in shared memory
  *   O = P V     in the registers of S; 16 bit in halves of d, as P takes twice the registers there
@@ -22,250 +22,16 @@
  *   fast     3 x 32K   8 x 8K   64K      227 K           the same
  *   16 bit   2 x 64K   4 x 16K           193 K           the same
  *
- * Floor of 16384 queries after 31360, 64/4 heads, 16 pages each: 4.3 GB of partial results take 980 us to write at 4.39
- * TB/s, the products 900 us at 1.75 GHz, the merge 1080 us. Measured there on an H200, 2026-11-30, Q8KV4, scattered:
- * 3023 us in all, of which images take 34, this kernel about 1870 and the merges 1120; 8192 after 120K, 16/1 heads:
- * Q8KV4 403, BF16 468. docs/measurements.md says where a step's 1540 clocks go.
+ * The launch works beside the last blocks of query-major attention, where that comes before it, as it needs nothing of
+ * it.
+ *
+ * Floor of 16384 queries after 31360, 64/4 heads, 16 pages each: 4.3 GB of partial results take 915 us at the 4.7 TB/s
+ * that the link between the halves of the L2 lets pass of writes, the products 900 us at 1.75 GHz, the merge 1080 us.
+ * Measured there on an H200, 2026-11-30, Q8KV4, scattered: 2946 us in all, of which images take 34 and merges 1120;
+ * 8192 after 120K, 16/1 heads: Q8KV4 395, of which this kernel takes 222, BF16 465. docs/measurements.md says what
+ * bounds it.
  */
-#include "attention.cuh"
-#include "prefill_pages_sm90.cuh"
-#include "ptx_bulk_sm90.cuh"
-#include "ring_sm90.cuh"
-
-enum { QUERY_LOADERS = 2 /* warps */ };
-
-template <typename T> struct shape {
-    static constexpr int TEAMS = 4; /* consuming warpgroups */
-    static constexpr int THREADS = (TEAMS + 1) * WARPGROUP;
-    static constexpr int LOAD_REGISTERS = 32, REGISTERS = 112;
-    static constexpr int STAGES = T::IMAGE_BYTES == 2 * TILE_HALF ? 3 : 2; /* images */
-    static constexpr int QUERY_BYTES = MSA_HEAD_DIM * (T::E4M3 ? 1 : 2);   /* of a head */
-    /* Queries of steps: a slot is always the same warpgroup's, so that none is a round ahead at a barrier. */
-    static constexpr int SLOTS = T::E4M3 ? 2 * TEAMS : TEAMS;
-    static constexpr bool STAGED = T::E4M3; /* results go through shared memory, where there is room for them */
-};
-
-struct item_info {
-    int32_t count, steps;     /* of entries, and of 64 query rows; 0: no more items */
-    int32_t first_keys, keys; /* as in struct page_item */
-    float scale;              /* logit in log2 units = scale * dot */
-    uint32_t first_head;      /* of the KV head, among the window's query heads */
-    const uint32_t *entries;
-};
-
-/* The rows of a step. */
-struct step_rows {
-    uint32_t state[GROUP_ROWS]; /* NO_STATE: it is not in use */
-    uint8_t keys[GROUP_ROWS];   /* that it sees */
-};
-constexpr uint32_t NO_STATE = ~0u;
-
-template <typename T> struct memory {
-    uint8_t stage[shape<T>::STAGES][T::IMAGE_BYTES];
-    uint8_t q[shape<T>::SLOTS][GROUP_ROWS * shape<T>::QUERY_BYTES];
-    uint8_t out[shape<T>::STAGED ? shape<T>::TEAMS * GROUP_WARPS : 0][WARP_ROWS * PARTIAL_BYTES];
-    step_rows rows[shape<T>::SLOTS];
-    item_info info[shape<T>::STAGES];
-    uint64_t known[shape<T>::STAGES], full[shape<T>::STAGES], empty[shape<T>::STAGES]; /* info; image */
-    uint64_t q_full[shape<T>::SLOTS], q_empty[shape<T>::SLOTS];
-    uint64_t landed; /* an image that is changed before its stage is full */
-};
-static_assert(sizeof(memory<exact_types>) <= 232448 && sizeof(memory<fast_types>) <= 232448 &&
-              sizeof(memory<bf16_types>) <= 232448);
-
-template <typename T> using stage_place = ring_place<shape<T>::STAGES>;
-template <typename T> using slot_place = ring_place<shape<T>::SLOTS>;
-
-/* An entry's row of the chunk, and the rank. */
-static __device__ __forceinline__ uint32_t rank_of(uint32_t entry)
-{
-    return entry >> ENTRY_ROW_BITS;
-}
-
-static __device__ __forceinline__ uint32_t row_of(uint32_t entry)
-{
-    return entry & ((1u << ENTRY_ROW_BITS) - 1);
-}
-
-static __device__ __forceinline__ uint32_t state_of(const pages_job &job, uint32_t entry, uint32_t first_head)
-{
-    return rank_of(entry) * job.slab + row_of(entry) * job.heads + first_head;
-}
-
-static __device__ __forceinline__ void write_state(const pages_job &job, uint32_t state, float max, float sum)
-{
-    job.pages.states[state] = make_float2(isnan(sum) ? NAN : max, sum);
-}
-
-/* ------------------------------------------------------------------------------------------------ images */
-
-/* A page that the cache does not hold: empty states. By a warp. */
-static __device__ __forceinline__ void write_empty(const pages_job &job, const uint32_t *entries, int32_t count,
-                                                   int32_t head)
-{
-    uint32_t first_head = (head - job.window.first_head) * job.ratio;
-    for (int i = threadIdx.x % CUDA_WARP; i < count * job.ratio; i += CUDA_WARP)
-        write_state(job, state_of(job, entries[i / job.ratio], first_head) + i % job.ratio, -INFINITY, 0);
-}
-
-/* Fills a stage with an item; a page with values that are not finite and that some row may not see is loaded anew for
- * each of them, without what its row does not see: 0 * NaN would reach the result. By a warp. */
-template <typename T>
-static __device__ __forceinline__ void load_item(const pages_job &job, memory<T> &m, stage_place<T> &at,
-                                                 const page_item &item, int32_t count, int64_t list, int32_t head,
-                                                 int64_t slot, uint32_t &landings)
-{
-    const msa_attention_args &a = job.args;
-    const uint32_t *entries = job.pages.entries + list * job.step.total_q * job.step.topk + item.first;
-    if (item.physical < 0 || item.physical >= a.num_pages) {
-        write_empty(job, entries, count, head);
-        return;
-    }
-    bool unsafe = item.first_keys < MSA_PAGE_SIZE && job.own.unsafe[slot];
-#pragma unroll 1
-    for (int i = 0; i == 0 || (unsafe && i < count); i++) {
-        uint32_t full = shared_address(&m.full[at.stage()]), landed = unsafe ? shared_address(&m.landed) : full;
-        wait_empty(m, at);
-        if (threadIdx.x % CUDA_WARP == 0) {
-            int all = GROUP_WARPS * job.width;
-            item_info &info = m.info[at.stage()];
-            info.count = unsafe ? 1 : count;
-            info.steps = (info.count + all - 1) / all;
-            info.first_keys = item.first_keys;
-            info.keys = item.keys;
-            info.first_head = (head - job.window.first_head) * job.ratio;
-            info.entries = entries + i;
-            info.scale = job.scale * factor_at(a.q_descale, a.q_descale_stride, head) *
-                         factor_at(a.k_descale, a.k_descale_stride, head) * factor_at(a.k_global_scale, 0, 0);
-            barrier_arrive(shared_address(&m.known[at.stage()]));
-            barrier_expect(landed, T::IMAGE_BYTES);
-            copy_bulk(shared_address(m.stage[at.stage()]), job.own.images + slot * T::IMAGE_BYTES, T::IMAGE_BYTES,
-                      landed);
-        }
-        if (unsafe) {
-            barrier_wait(landed, landings++ & 1);
-            blank_values<T::E4M3>(m.stage[at.stage()] + T::K_BYTES, item.first_keys + (int)row_of(entries[i]));
-            if (threadIdx.x % CUDA_WARP == 0)
-                barrier_arrive(full);
-        }
-        __syncwarp();
-        at.advance();
-    }
-}
-
-template <typename T> static __device__ __forceinline__ void load_items(const pages_job &job, memory<T> &m)
-{
-    int32_t first_page = job.own.first_page[job.requests[0]], last_page = job.own.first_page[job.requests[1]];
-    int32_t head = job.window.first_head - 1, items = 0, begin = 0; /* of the head's list */
-    uint32_t before = 0, landings = 0;
-    int64_t list = 0;
-    stage_place<T> at = {0};
-#pragma unroll 1
-    for (uint32_t work = blockIdx.x;; work += gridDim.x) {
-        while (work - before >= (uint32_t)items && head < (int32_t)(job.window.first_head + job.window.heads)) {
-            before += items;
-            head++;
-            list = head / job.list_heads;
-            const int32_t *first_item = job.pages.first_item + list * (job.pages.num_chunks + 1) + job.chunk;
-            begin = first_item[0];
-            items = head < (int32_t)(job.window.first_head + job.window.heads) ? first_item[1] - begin : 0;
-        }
-        if (head >= (int32_t)(job.window.first_head + job.window.heads))
-            break;
-        const page_item &item = job.pages.items[list * job.pages.most_items + begin + (work - before)];
-        int32_t page = item.page - first_page;
-        if (page >= 0 && item.page < last_page)
-            load_item(job, m, at, item, item.count, list, head,
-                      (int64_t)page * job.window.heads + head - job.window.first_head, landings);
-    }
-    wait_empty(m, at);
-    if (threadIdx.x % CUDA_WARP == 0) {
-        m.info[at.stage()].count = m.info[at.stage()].steps = 0;
-        barrier_arrive(shared_address(&m.known[at.stage()]));
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------ queries */
-
-enum { COPY_THREADS = 256 };
-
-/* The chunk's queries, dense, where the caller's strides are none that the copies take. */
-template <typename T>
-static __global__ void __launch_bounds__(COPY_THREADS) copy_queries(const __grid_constant__ pages_job job)
-{
-    constexpr uint32_t PIECES = shape<T>::QUERY_BYTES / 16;
-    const msa_attention_args &a = job.args;
-    int64_t first = (int64_t)job.chunk * job.pages.chunk_rows, left = job.step.total_q - first;
-    uint32_t rows = (uint32_t)(left < job.pages.chunk_rows ? left : job.pages.chunk_rows);
-    const char *q =
-        (const char *)a.q + first * a.q_row_stride + (int64_t)job.window.first_head * job.ratio * a.q_head_stride;
-    for (uint32_t i = blockIdx.x * COPY_THREADS + threadIdx.x; i < rows * job.heads * PIECES;
-         i += gridDim.x * COPY_THREADS) {
-        uint32_t place = i / PIECES, row = place / job.heads;
-        ((uint4 *)job.pages.queries)[i] =
-            __ldg((const uint4 *)(q + row * a.q_row_stride + (place - row * job.heads) * a.q_head_stride) + i % PIECES);
-    }
-}
-
-/* By a warp: its share of the items' steps' queries, in order. share: whole warps' rows, which hold whole queries, box
- * after box. */
-template <typename T>
-static __device__ __forceinline__ void load_queries(const pages_job &job, const CUtensorMap &queries, memory<T> &m,
-                                                    int share)
-{
-    constexpr int WARPS = GROUP_WARPS / QUERY_LOADERS;
-    static_assert(WARPS * WARP_ROWS == CUDA_WARP);
-    int lane = threadIdx.x % CUDA_WARP, own = WARPS * job.width, before = share * own, all = GROUP_WARPS * job.width;
-    int in_warp = lane % WARP_ROWS / job.ratio; /* of the share's row `lane`: the query of its warp, and the head */
-    int query_of_lane = lane / WARP_ROWS * job.width + in_warp;
-    int head_of_lane = in_warp < job.width ? lane % WARP_ROWS - in_warp * job.ratio : -1;
-    stage_place<T> at = {0};
-    slot_place<T> slot = {0};
-#pragma unroll 1
-    for (;; at.advance()) {
-        barrier_wait(shared_address(&m.known[at.stage()]), at.parity());
-        const item_info &info = m.info[at.stage()];
-        int count = info.count;
-        if (count == 0)
-            return;
-        const uint32_t *entries = info.entries + lane;
-        uint32_t next = before + lane < count ? entries[before] : 0;
-#pragma unroll 1
-        for (int first = before; first - before < count; first += all) {
-            uint32_t entry = next, full = shared_address(&m.q_full[slot.stage()]);
-            int used = max(min(own, count - first), 0);
-            next = first + all + lane < count ? entries[first + all] : 0;
-            barrier_wait(shared_address(&m.q_empty[slot.stage()]), slot.parity() ^ 1);
-            uint32_t row_entry = __shfl_sync(~0u, entry, query_of_lane % CUDA_WARP);
-            bool in_use = query_of_lane < used && head_of_lane >= 0;
-            int keys = min(min(info.keys, info.first_keys + (int)row_of(row_entry)), MSA_PAGE_SIZE);
-            m.rows[slot.stage()].state[share * CUDA_WARP + lane] =
-                in_use ? state_of(job, row_entry, info.first_head) + head_of_lane : NO_STATE;
-            m.rows[slot.stage()].keys[share * CUDA_WARP + lane] = (uint8_t)(in_use ? max(keys, 0) : MSA_PAGE_SIZE);
-            __syncwarp();
-            if (lane == 0)
-                barrier_expect(full, used * job.ratio * shape<T>::QUERY_BYTES);
-            uint32_t to = shared_address(m.q[slot.stage()]) + share * CUDA_WARP * 128;
-            int of_warp = 0;
-#pragma unroll 1
-            for (int query = 0; query < used; query++) {
-                int row = (int)row_of(__shfl_sync(~0u, entry, query));
-                if (lane == 0)
-#pragma unroll
-                    for (int half = 0; half < shape<T>::QUERY_BYTES / 128; half++)
-                        copy_box(to + half * (GROUP_ROWS * 128), queries, half * 128, (int)info.first_head, row, full);
-                to += job.ratio * 128;
-                if (++of_warp == job.width) { /* rows of a warp that are left over */
-                    of_warp = 0;
-                    to += (WARP_ROWS - job.width * job.ratio) * 128;
-                }
-            }
-            slot.advance();
-        }
-        __syncwarp();
-        give_empty(m, at);
-    }
-}
+#include "prefill_pages_load_sm90.cuh"
 
 /* ------------------------------------------------------------------------------------------------ steps */
 
@@ -382,7 +148,7 @@ static __device__ __forceinline__ void send_partials(const pages_job &job, const
     fence_async_reads();
     __syncwarp();
     if (lane == 0)
-        copy_bulk_out(job.pages.partials + (size_t)state * PARTIAL_BYTES, out, WARP_ROWS * PARTIAL_BYTES);
+        copy_bulk_out_once(job.pages.partials + (size_t)state * PARTIAL_BYTES, out, WARP_ROWS * PARTIAL_BYTES);
 }
 
 /* P V and what becomes of it; states: the lane's two. v: low half of a matrix descriptor. 16 bit: half of d at a time, as
@@ -424,10 +190,11 @@ static __device__ __forceinline__ void write_products(const pages_job &job, memo
 
 /* One step of a warpgroup. */
 template <typename T>
-static __device__ __forceinline__ void attend_step(const pages_job &job, memory<T> &m, uint32_t stage,
-                                                   const slot_place<T> &slot)
+static __device__ __forceinline__ void attend_step(const pages_job &job, memory<T> &m, item_place<T> item,
+                                                   slot_place<T> slot)
 {
-    uint32_t k = matrix_low(shared_address(m.stage[stage])), q = shared_address(m.q[slot.stage()]), p[T::P_WORDS];
+    uint32_t k = (uint32_t)uniform((int)matrix_low(shared_address(m.stage[image_of<T>(item).stage()]))),
+             q = shared_address(m.q[slot.stage()]), p[T::P_WORDS];
     int lane = threadIdx.x % CUDA_WARP, first_row = threadIdx.x / CUDA_WARP % GROUP_WARPS * WARP_ROWS + lane / 4,
         keys[2];
     uint32_t state[2];
@@ -451,7 +218,7 @@ static __device__ __forceinline__ void attend_step(const pages_job &job, memory<
         find_infinities(s);
     if (__any_sync(~0u, min(keys[0], keys[1]) < MSA_PAGE_SIZE))
         hide_keys(s, keys);
-    find_terms<T>(s, m.info[stage].scale, max, sum);
+    find_terms<T>(s, m.item[item.stage()].scale, max, sum);
     uint32_t own = lane % 2 ? state[1] : state[0];
     if (lane % 4 < 2 && own != NO_STATE)
         write_state(job, own, lane % 2 ? max[1] : max[0], lane % 2 ? sum[1] : sum[0]);
@@ -462,25 +229,24 @@ static __device__ __forceinline__ void attend_step(const pages_job &job, memory<
 template <typename T> static __device__ __forceinline__ void attend_items(const pages_job &job, memory<T> &m)
 {
     int step = uniform(threadIdx.x / WARPGROUP);
-    stage_place<T> at = {0};
+    item_place<T> item = {0};
     slot_place<T> slot = {0};
     slot.advance(step);
 #pragma unroll 1
-    for (;; at.advance()) {
-        barrier_wait(shared_address(&m.known[at.stage()]), at.parity());
-        int steps = uniform(m.info[at.stage()].steps);
+    for (;; item.advance()) {
+        barrier_wait(shared_address(&m.known[item.stage()]), item.parity());
+        int steps = uniform(m.item[item.stage()].steps);
         if (steps == 0)
             break;
-        if (step < steps)
-            wait_full(m, at);
+        wait_full(m, image_of<T>(item)); /* without a step, too: no warp gives back a stage before others have it */
 #pragma unroll 1
         for (; step < steps; step += shape<T>::TEAMS) {
-            attend_step(job, m, at.stage(), slot);
+            attend_step(job, m, item, slot);
             slot.advance(shape<T>::TEAMS);
         }
         step -= steps;
         __syncwarp();
-        give_empty(m, at);
+        give_empty(m, image_of<T>(item));
     }
     copy_bulk_wait(); /* the memory is the block's until it ends */
 }
@@ -494,14 +260,17 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
     extern __shared__ __align__(1024) uint8_t shared[];
     memory<T> &m = *(memory<T> *)shared;
     grid_release();
-    if (!job.pages.chosen[job.chunk])
+    if (!job.pages.chosen[job.chunk]) {
+        grid_wait();
         return;
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape<T>::STAGES; i++) {
-            barrier_init(shared_address(&m.known[i]), 1);
             barrier_init(shared_address(&m.full[i]), 1);
-            barrier_init(shared_address(&m.empty[i]), shape<T>::TEAMS * GROUP_WARPS + QUERY_LOADERS);
+            barrier_init(shared_address(&m.empty[i]), shape<T>::TEAMS * GROUP_WARPS);
         }
+        for (int i = 0; i < shape<T>::ITEMS; i++)
+            barrier_init(shared_address(&m.known[i]), 1);
         for (int i = 0; i < shape<T>::SLOTS; i++) {
             barrier_init(shared_address(&m.q_full[i]), QUERY_LOADERS);
             barrier_init(shared_address(&m.q_empty[i]), GROUP_WARPS);
@@ -514,13 +283,17 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
     if (loader >= 0) {
         fewer_registers<shape<T>::LOAD_REGISTERS>();
         if (loader == 0)
-            load_items(job, m);
+            load_images(job, m);
         else if (loader <= QUERY_LOADERS)
             load_queries(job, queries, m, loader - 1);
+        else
+            take_items(job, m);
     } else {
         more_registers<shape<T>::REGISTERS>();
         attend_items<T>(job, m);
     }
+    if (threadIdx.x == 0)
+        grid_wait(); /* what comes after this launch may believe that all before it has ended */
 }
 
 /* ------------------------------------------------------------------------------------------------ launchers */
@@ -541,12 +314,13 @@ static bool map_queries(const pages_job &job, const void *q, int64_t row_stride,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-template <typename T> static cudaError_t launch_pages(const pages_job &job, cudaStream_t stream)
+template <typename T> static cudaError_t launch_pages(pages_job job, cudaStream_t stream)
 {
     constexpr int ROW_BYTES = shape<T>::QUERY_BYTES;
     const msa_attention_args &a = job.args;
     auto kernel = attend_pages<T>;
     CUtensorMap map;
+    job.beside = job.chunk == 0 && job.desc.strategy != MSA_STRATEGY_PAGE_MAJOR && job.dependent_launch;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
     const char *q = (const char *)a.q + (int64_t)job.chunk * job.pages.chunk_rows * a.q_row_stride +
                     (int64_t)job.window.first_head * job.ratio * a.q_head_stride;
@@ -555,9 +329,11 @@ template <typename T> static cudaError_t launch_pages(const pages_job &job, cuda
             return cudaErrorInvalidValue;
         if (!error)
             error = launch(copy_queries<T>, (unsigned)job.num_sms * 8, COPY_THREADS, 0, false, stream, job);
+        job.beside = false;
     }
     return error ? error
-                 : launch(kernel, (unsigned)job.num_sms, shape<T>::THREADS, sizeof(memory<T>), false, stream, job, map);
+                 : launch(kernel, (unsigned)job.num_sms, shape<T>::THREADS, sizeof(memory<T>), job.beside, stream, job,
+                          map);
 }
 
 /* The merge of the chunk's rows of the window. */

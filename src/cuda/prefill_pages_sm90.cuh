@@ -6,7 +6,7 @@
  *   chunk   chunk_rows rows of the step, whose partial results are there at once. Chunks follow each other
  *   entry   a row of a chunk and the rank of a page among the pages of that row
  *   place   a page of a request that rows of a chunk see: places ascend by chunk, request and page
- *   item    up to PAGE_STEPS steps of 64 query rows from a place's entries. Their order is not defined: no row's
+ *   item    up to ITEM_STEPS steps of 64 query rows from a place's entries. Their order is not defined: no row's
  *           result depends on those beside it
  *
  * A partial result is the sum over a page's keys of 2^(logit - max) * value, with E4M3 queries 448 times that, in BF16,
@@ -22,7 +22,8 @@
 #include "prefill_sm90.cuh"
 
 enum {
-    PAGE_STEPS = 8,
+    ITEM_STEPS = 4,
+    MOST_TAKEN = 4,  /* items that a block takes at once */
     MIN_CHUNK = 512, /* rows; plans whose rows are so large that a chunk would hold fewer are query-major */
     ENTRY_ROW_BITS = 26,
     PARTIAL_BYTES = 2 * MSA_HEAD_DIM,
@@ -59,6 +60,7 @@ struct page_memory {
     uint32_t *counters;       /* [lists][places] entries of a place, then [lists][chunks] items of a chunk */
     uint32_t *chosen;         /* [chunks] some row is page-major */
     uint32_t *query_major;    /* [1] some tile is query-major */
+    uint32_t *taken;          /* [2] items that blocks have taken, blocks that found none left; 0 between launches */
     int32_t *chunks;          /* [lists][places] chunk of a place */
     page_place *places;       /* [lists][places] */
     page_position *positions; /* [lists][rows * topk] */
@@ -103,11 +105,12 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     m.num_places = (desc.max_batch + m.num_chunks) * max_pages;
     int64_t used = m.num_places < ids ? m.num_places : ids; /* places with an entry */
     int64_t step = GROUP_WARPS * warp_queries(job);
-    m.most_items = ids / (PAGE_STEPS * step) + used;
-    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 1) * 4);
+    m.most_items = ids / (ITEM_STEPS * step) + used;
+    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 3) * 4);
     m.counters = (uint32_t *)take((int64_t)m.counter_bytes);
     m.chosen = m.counters + lists * (m.num_places + m.num_chunks);
     m.query_major = m.chosen + m.num_chunks;
+    m.taken = m.query_major + 1;
     m.chunks = (int32_t *)take(lists * m.num_places * 4);
     m.places = (page_place *)take(lists * m.num_places * (int64_t)sizeof(page_place));
     m.positions = (page_position *)take(lists * ids * (int64_t)sizeof(page_position));
@@ -127,6 +130,7 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
 struct pages_job : prefill_job {
     page_memory pages;
     int32_t chunk;  /* of `run` */
+    bool beside;    /* the launch ahead is query-major attention, which leaves nothing that this one needs */
     uint32_t heads; /* query heads of the window */
     uint32_t slab;  /* of rows and heads, from one rank to the next; whole blocks */
 };

@@ -192,6 +192,7 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
     if (threadIdx.x < WARP_ROWS)
         m.query[threadIdx.x] = (uint8_t)query_of_row(job, threadIdx.x);
     grid_wait(); /* for the images; their launch is an ordinary one, so that what `prepare` wrote was there before */
+    grid_release(); /* page-major work may begin on SMs that are free */
     __syncthreads();
     if (uniform(threadIdx.x / WARPGROUP) == 0) {
         fewer_registers<shape<T>::LOAD_REGISTERS>();

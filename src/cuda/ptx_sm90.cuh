@@ -105,12 +105,38 @@ static __device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t 
                  : "memory");
 }
 
+/* Of lines that are used once: the L2 may drop them before all others. */
+static __device__ inline uint64_t used_once(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* copy_bulk of what nobody else reads. */
+static __device__ inline void copy_bulk_once(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                 "[%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(used_once())
+                 : "memory");
+}
+
 /* One thread copies `bytes` of shared memory out. The memory may be written again after copy_bulk_wait. */
 static __device__ inline void copy_bulk_out(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to),
                  "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+/* The same of what will be read once, and late. */
+static __device__ inline void copy_bulk_out_once(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes), "l"(used_once())
                  : "memory");
 }
 
