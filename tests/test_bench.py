@@ -194,7 +194,13 @@ def check_result(result, footprint=0):
     else:
         assert result["spread"] is None
     assert result["prepare_run_us"] >= result["median_us"] * 0.999
-    assert close(result["gflops"], result["flops"] / result["median_us"] * 1e-3)
+    planned = result["op"] in ("prefill", "decode", "index", "layer")
+    for key in "batch", "total_q", "kv_len", "precision":
+        assert (result[key] is not None) == planned
+    if result["flops"] == 0:
+        assert result["gflops"] is None
+    else:
+        assert close(result["gflops"], result["flops"] / result["median_us"] * 1e-3)
     assert close(result["gbps"], result["bytes"] / result["median_us"] * 1e-3)
     # The larger floor counts, that of memory only where the inputs do not fit the caches.
     memory_us, compute_us = (result[work] / result[peak] * 1e-3
@@ -481,7 +487,7 @@ def check_suite_names():
     assert (mine["case"], mine["total_q"], mine["kv_len"], mine["weight"]) == ("mine", 3, 131, 7)
     assert (other["case"], other["batch"], other["total_q"]) == ("other", 2, 260)
     for bad, word in [("short,1,3", "line 2 has not 10 fields"),
-                      ("bad,1,3,131,7,rep,1,3 4,128,1", "line 2: query_lens, prefix_lens: not 1 lengths each"),
+                      ("bad,1,3,131,7,rep,1,3 4,128,1", "line 2: query_lens, prefix_lens: not 1 lengths of 0..1048576 each"),
                       ("bad,0,3,131,7,rep,1,,,0", "own.csv: line 2: batch: 0 is outside 1..65536"),
                       ("bad,1,3,131,x,rep,1,3,128,1", "line 2: representative_weight: 'x' is not a whole number"),
                       ("bad,1,3,131,7,rep,1,4,128,1", "line 2: the lengths make total_q 4 and max_final_kv 132"),

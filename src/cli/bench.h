@@ -29,6 +29,12 @@ struct bench_options {
     int64_t footprint; /* bytes that the rotated inputs cover; -1: by operation */
 };
 
+/* Operations with plans; the others are stateless calls. */
+static inline bool is_planned(enum bench_op op)
+{
+    return op == BENCH_PREFILL || op == BENCH_DECODE || op == BENCH_INDEX || op == BENCH_LAYER;
+}
+
 /* ---- subjects */
 
 /* Something to time: `call` does the work on the inputs of one rotation and tells the seconds of `run`, and of

@@ -59,11 +59,6 @@ struct bench {
     bool has_workload;
 };
 
-static bool is_planned(enum bench_op op)
-{
-    return op == BENCH_PREFILL || op == BENCH_DECODE || op == BENCH_INDEX || op == BENCH_LAYER;
-}
-
 static size_t footprint(const struct bench *bench, const struct point *point)
 {
     bool memory = point->op == BENCH_DECODE || point->op == BENCH_TOPK || point->op == BENCH_COMBINE ||

@@ -127,7 +127,8 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
     shape_text(result, cells[i++], sizeof(*cells));
     heads_text(result, cells[i++], sizeof(*cells));
     snprintf(cells[i++], sizeof(*cells), "%lld", (long long)result->point.at[AXIS_THREADS]);
-    snprintf(cells[i++], sizeof(*cells), "%.*s", (int)strcspn(result->kernel, ","), result->kernel);
+    const char *kernel = *result->kernel ? result->kernel : "-";
+    snprintf(cells[i++], sizeof(*cells), "%.*s", (int)strcspn(kernel, ","), kernel);
     snprintf(cells[i++], sizeof(*cells), "%.2f", result->median_us);
     if (result->samples > 1)
         snprintf(cells[i++], sizeof(*cells), "%.1f %%%s", 100 * result->spread, result->remeasured ? "*" : "");

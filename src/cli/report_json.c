@@ -13,6 +13,17 @@ static json_t *real(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
+static json_t *text_or_null(const char *text)
+{
+    return *text ? json_string(text) : json_null();
+}
+
+/* A size of a planned operation. */
+static json_t *size_or_null(const struct result *result, int64_t size)
+{
+    return is_planned(result->point.op) ? json_integer(size) : json_null();
+}
+
 static json_t *axis_json(const struct point *point, enum axis axis)
 {
     char buffer[24];
@@ -39,13 +50,14 @@ json_t *result_json(const struct result *result)
         json_object_set_new(object, key, axis_json(point, (enum axis)a));
     }
     /* What was used, where an axis only asked for it. */
-    json_object_set_new(object, "batch", json_integer(result->batch));
+    json_object_set_new(object, "batch", size_or_null(result, result->batch));
     json_object_set_new(object, "isa", json_string(result->isa));
-    json_object_set_new(object, "strategy", json_string(result->strategy));
-    json_object_set_new(object, "precision", json_string(result->precision));
+    json_object_set_new(object, "strategy", text_or_null(result->strategy));
+    json_object_set_new(object, "precision",
+                        axis_applies(point, AXIS_PRECISION) ? text_or_null(result->precision) : json_null());
 
-    json_object_set_new(object, "total_q", json_integer(result->total_q));
-    json_object_set_new(object, "kv_len", json_integer(result->kv_len));
+    json_object_set_new(object, "total_q", size_or_null(result, result->total_q));
+    json_object_set_new(object, "kv_len", size_or_null(result, result->kv_len));
     json_object_set_new(object, "device", json_string(result->device));
     json_object_set_new(object, "kernel", json_string(result->kernel));
     json_object_set_new(object, "samples", json_integer(result->samples));
@@ -57,7 +69,7 @@ json_t *result_json(const struct result *result)
     json_object_set_new(object, "prepare_run_us", real(result->prepare_run_us));
     json_object_set_new(object, "flops", real(result->flops));
     json_object_set_new(object, "bytes", real(result->bytes));
-    json_object_set_new(object, "gflops", real(result->gflops));
+    json_object_set_new(object, "gflops", result->flops > 0 ? real(result->gflops) : json_null());
     json_object_set_new(object, "gbps", real(result->gbps));
     json_object_set_new(object, "peak_gflops", real(result->peak_gflops));
     json_object_set_new(object, "peak_gbps", real(result->peak_gbps));

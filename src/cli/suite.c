@@ -106,7 +106,7 @@ static int read_case(struct suite_case *c, char *const fields[NUM_COLUMNS], cons
     }
     if (!read_lengths(fields[QUERY_LENS], c->query_lens, c->batch) ||
         !read_lengths(fields[PREFIX_LENS], c->prefix_lens, c->batch))
-        return cli_error("%s: query_lens, prefix_lens: not %d lengths each", line, c->batch);
+        return cli_error("%s: query_lens, prefix_lens: not %d lengths of 0..1048576 each", line, c->batch);
     return check_lengths(c, line, total_q, max_final_kv);
 }
 

@@ -150,7 +150,7 @@ msa_status cpu_parallel(const msa_context *context, size_t n, void (*task)(void 
     }
     if (context->parallel_for) {
         int result = context->parallel_for(context->parallel_for_data, n, task, arg);
-        return result ? fail(MSA_ERROR_CALLBACK, "parallel_for = returned %d: must return 0", result) : MSA_SUCCESS;
+        return result ? fail(MSA_ERROR_CALLBACK, "parallel_for: returned %d, must return 0", result) : MSA_SUCCESS;
     }
 #ifdef _OPENMP
     int threads = n < (size_t)context->num_threads ? (int)n : context->num_threads;
