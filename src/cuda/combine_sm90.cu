@@ -268,8 +268,10 @@ static __global__ void __launch_bounds__(RINGS *RING_THREADS, 1) stream_states(c
         fence_barriers();
     }
     __syncthreads();
+    grid_release();
+    bool idle = merge.work && *merge.work == 0; /* known before the launch ahead began */
     grid_wait();
-    if (merge.work && *merge.work == 0)
+    if (idle)
         return;
     if (thread >= ADDERS) {
         copy_states(merge, first, tiles_on, heads, m);

@@ -191,6 +191,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS) write_entries(const __gr
     uint32_t begin = blockIdx.x * (WRITE_THREADS * WRITE_EACH) + threadIdx.x, topk = (uint32_t)step.topk;
     page_position at[WRITE_EACH];
     page_place place[WRITE_EACH];
+    grid_release();
     grid_wait();
     constexpr uint32_t IN_BLOCK = WRITE_THREADS * WRITE_EACH;
     uint32_t last_row = (uint32_t)step.total_q - 1, chunk = blockIdx.x * IN_BLOCK / topk / job.pages.chunk_rows,

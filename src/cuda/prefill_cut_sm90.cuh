@@ -82,7 +82,7 @@ static __device__ void count_entries(const pages_job &job, const cuda_tile &tile
     int32_t *chunks = job.pages.chunks + list * job.pages.num_places;
     if (lane == 0) {
         job.own.tiles[list * job.step.num_tiles + index].size = PAGE_MAJOR_TILE;
-        job.pages.chosen[chunk] = 1;
+        job.pages.chosen[chunk] = *job.pages.page_major = 1;
         if (in_next < tile.num_rows)
             job.pages.chosen[chunk + 1] = 1;
     }

@@ -6,6 +6,9 @@
  *   load_images    a warp          pages: one bulk copy into a stage
  *   load_queries   three warps     queries of a consumer warpgroup each, when those before are done with. E4M3: copied
  *                                  a tile ahead, then widened; there is no room for so many of 16 bits
+ *
+ * The launch ahead makes the images. It waits before it lets this one start, so that all else is older and need not be
+ * waited for: only what concerns images or counts that it clears does.
  */
 #ifndef MSA_CUDA_PREFILL_LOAD_SM90_CUH
 #define MSA_CUDA_PREFILL_LOAD_SM90_CUH
@@ -96,15 +99,15 @@ template <typename T> using turn = ring_place<shape<T>::STAGES>;
 static __device__ __forceinline__ task_list find_tasks(const prefill_job &job)
 {
     task_list list;
-    list.first_tile = job.step.first_tile[job.requests[0]];
-    list.tiles = job.step.first_tile[job.requests[1]] - list.first_tile;
+    list.first_tile = window_begin(job, job.step.first_tile);
+    list.tiles = window_end(job, job.step.first_tile) - list.first_tile;
     uint32_t tasks = list.tiles * job.window.heads, left = tasks % gridDim.x;
     list.pieces = job.num_splits > 1 || 2 * left > gridDim.x ? 1 : 3 * left > gridDim.x ? 2 : 3;
     list.cut = list.pieces > 1 ? left : 0;
     list.count = (tasks + list.cut * (list.pieces - 1)) * job.num_splits;
     if (job.some_tiles && !*job.some_tiles)
         list.count = 0;
-    list.first_page = job.own.first_page[job.requests[0]];
+    list.first_page = window_begin(job, job.own.first_page);
     return list;
 }
 
@@ -147,19 +150,23 @@ static __device__ __forceinline__ void get_task(const prefill_job &job, const ta
 
 enum { LOADERS = 1 /* named barrier */ };
 
-/* The block's n-th task, to shared memory, as the loading warpgroup has no registers for it. By a thread, ahead. */
-template <typename T> static __device__ __forceinline__ void find_task(const prefill_job &job, memory<T> &m, uint32_t n)
+/* The block's next task, to m.task[place], as the loading warpgroup has no registers for it. By a thread, ahead. */
+template <typename T>
+static __device__ __forceinline__ void find_task(const prefill_job &job, memory<T> &m, uint32_t place, bool first)
 {
-    task &t = m.task[n % 2];
-    bool first = n == 0;
+    task &t = m.task[place];
     do { /* tiles that are page-major are passed over, and pieces without a query */
-        uint32_t index = first ? blockIdx.x : job.blocks + atomicAdd(job.own.taken, 1);
+        uint32_t index = blockIdx.x;
+        if (!first) {
+            grid_wait();
+            index = job.blocks + atomicAdd(job.own.taken, 1);
+        }
         t.head = -1;
         if (index < m.list.count)
             get_task(job, m.list, m.list.count - 1 - index, t);
         first = false;
     } while (t.head >= 0 && (t.tile.num_rows <= 0 || t.tile.size < 0));
-    t.odd = n % 2 ? STAGE_ODD : 0;
+    t.odd = place ? STAGE_ODD : 0;
 }
 
 /* By all loading warps: they are done with the task before. False: there is none. */
@@ -169,17 +176,56 @@ static __device__ __forceinline__ bool begin_task(const task &t)
     return t.head >= 0;
 }
 
-/* Where 16 bytes of row `row` of a warpgroup's queries are; NULL: a row left over. */
+/* Row `row` of a warp of a warpgroup's queries. */
+struct query_row {
+    const char *at;
+    int left; /* rows of the task from its query on; none: the row is left over */
+};
+
 template <typename T>
-static __device__ __forceinline__ const char *query_chunk(const prefill_job &job, const memory<T> &m, int32_t first_row,
-                                                          int32_t num_rows, int32_t kv_head, int group, int row,
-                                                          int chunk)
+static __device__ __forceinline__ query_row find_row(const prefill_job &job, const memory<T> &m, const task &t,
+                                                     int warp_of_tile, int row)
 {
-    int in_warp = m.query[row % WARP_ROWS], query = (group * GROUP_WARPS + row / WARP_ROWS) * job.width + in_warp;
-    if (in_warp >= job.width || query >= num_rows)
-        return nullptr;
-    return (const char *)job.args.q + (int64_t)(first_row + query) * job.args.q_row_stride +
-           (int64_t)((kv_head - in_warp) * job.ratio + row % WARP_ROWS) * job.args.q_head_stride + chunk * 16;
+    int in_warp = m.query[row], query = warp_of_tile * job.width + in_warp;
+    return query_row{(const char *)job.args.q + (int64_t)(t.tile.first_row + query) * job.args.q_row_stride +
+                         (int64_t)((t.head - in_warp) * job.ratio + row) * job.args.q_head_stride,
+                     in_warp < job.width ? t.tile.num_rows - query : 0};
+}
+
+/* A warpgroup's rows on their way to the L2. */
+template <typename T>
+static __device__ __forceinline__ void fetch_rows(const prefill_job &job, const memory<T> &m, const task &t, int group)
+{
+#pragma unroll 1
+    for (int i = (int)thread_now() % CUDA_WARP; i < GROUP_ROWS; i += CUDA_WARP) {
+        query_row row = find_row(job, m, t, group * GROUP_WARPS + i / WARP_ROWS, i % WARP_ROWS);
+        for (int half = 0; half < 2 && row.left > 0; half++)
+            prefetch_l2(row.at + half * 128);
+    }
+}
+
+/* Copies a warpgroup's rows, zeros for those left over. place: 16 bytes of a row. A row's address is looked up once for
+ * all four warps. */
+template <typename T, typename PLACE>
+static __device__ __forceinline__ void copy_rows(const prefill_job &job, const memory<T> &m, const task &t, int group,
+                                                 PLACE place)
+{
+    constexpr int CHUNKS = T::E4M3 ? 8 : 16; /* of a row */
+    int lane = (int)thread_now() % CUDA_WARP, chunk = lane % CHUNKS;
+#pragma unroll 1
+    for (int row = lane / CHUNKS; row < WARP_ROWS; row += CUDA_WARP / CHUNKS) {
+        query_row from = find_row(job, m, t, group * GROUP_WARPS, row);
+        from.at += chunk * 16;
+#pragma unroll
+        for (int warp = 0; warp < GROUP_WARPS; warp++) {
+            copy_async_16(shared_address(place(warp * WARP_ROWS + row, chunk)),
+                          from.left > 0 ? from.at : (const char *)job.args.q, from.left > 0);
+            from.left -= job.width;
+            from.at += job.width * job.args.q_row_stride;
+        }
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
 }
 
 /* ------------------------------------------------------------------------------------------------ loading images */
@@ -301,8 +347,9 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
 {
     constexpr uint32_t TOGETHER = sizeof m.words[0] / sizeof(union_page); /* the next ones are fetched meanwhile */
     turn<T> at = {0};
+    uint32_t n = 0;
 #pragma unroll 1
-    for (uint32_t n = 0; begin_task(m.task[n]); n ^= 1) {
+    do {
         const task &t = m.task[n];
 #pragma unroll 1
         for (int part = t.begin == t.end ? 0 : shape<T>::PARTS; part < shape<T>::PARTS; part++) {
@@ -323,6 +370,8 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
         int32_t first = STAGE_FIRST;
         copy_async_wait<0>(); /* of the task before, past its end */
         fetch(t.begin, 0);
+        grid_wait();
+        grid_release();
 #pragma unroll 1
         for (int32_t i = t.begin; i < t.end; i++) {
             uint32_t of = (uint32_t)(i - t.begin) % (2 * TOGETHER);
@@ -333,7 +382,8 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
             }
             load_image(job, m, t, at, m.words[0] + of * (sizeof(union_page) / 4), i == t.end - 1, first);
         }
-    }
+        n ^= 1;
+    } while (begin_task(m.task[n]));
     wait_empty(m, at);
     write_end(m, at);
     if (thread_now() == 0)
@@ -344,35 +394,19 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
  * more, while the warpgroup is still busy with that tile's last page. 16-bit ones are only fetched to the L2 ahead. */
 template <typename T> static __device__ __forceinline__ void load_queries(const prefill_job &job, memory<T> &m)
 {
-    constexpr int CHUNKS = T::E4M3 ? 8 : 16; /* of a row */
-    auto copy = [&](uint8_t *to, const char *from) {
-        copy_async_16(shared_address(to), from ? from : (const char *)job.args.q, from != nullptr);
-    };
-    if (threadIdx.x == CUDA_WARP)
-        find_task(job, m, 0);
+    uint32_t n = 0;
 #pragma unroll 1
-    for (uint32_t n = 0; begin_task(m.task[n % 2]); n++) {
-        const task &t = m.task[n % 2];
-        int thread = (int)thread_now(), lane = thread % CUDA_WARP, chunk = lane % CHUNKS,
-            group = thread / CUDA_WARP - 1;
-        auto each_row = [&](auto with) {
-#pragma unroll 1
-            for (int row = lane / CHUNKS; row < GROUP_ROWS; row += CUDA_WARP / CHUNKS)
-                with(row, query_chunk(job, m, t.tile.first_row, t.tile.num_rows, t.head, group, row, chunk));
-        };
-        each_row([&](int row, const char *from) {
-            if constexpr (T::E4M3)
-                copy(m.raw[group] + row * 128 + chunk * 16, from);
-            else if (from && chunk % 8 == 0)
-                prefetch_l2(from);
-        });
-        if constexpr (T::E4M3) {
-            copy_async_commit();
-            copy_async_wait<0>();
-        }
+    do {
+        const task &t = m.task[n];
+        int thread = (int)thread_now(), group = thread / CUDA_WARP - 1;
+        if constexpr (T::E4M3)
+            copy_rows(job, m, t, group, [&](int row, int chunk) { return m.raw[group] + row * 128 + chunk * 16; });
+        else
+            fetch_rows(job, m, t, group);
         __syncwarp();
         barrier_wait(shared_address(&m.q_empty[group]), !t.odd); /* the first ones find the place empty */
         if constexpr (T::E4M3) {
+            int lane = thread % CUDA_WARP, chunk = lane % 8;
 #pragma unroll 2
             for (int row = lane / 8; row < GROUP_ROWS; row += CUDA_WARP / 8) {
                 uint32_t x[4]; /* they lie next to each other there, see attention_sm90.cuh */
@@ -392,17 +426,17 @@ template <typename T> static __device__ __forceinline__ void load_queries(const 
                 }
             }
         } else {
-            each_row([&](int row, const char *from) {
-                copy(m.q[group] + chunk / 8 * (GROUP_ROWS * 128) + swizzled(row, chunk % 8), from);
+            copy_rows(job, m, t, group, [&](int row, int chunk) {
+                return m.q[group] + chunk / 8 * (GROUP_ROWS * 128) + swizzled(row, chunk % 8);
             });
-            copy_async_commit();
-            copy_async_wait<0>();
         }
         fence_async_reads();
         barrier_arrive(shared_address(&m.q_full[group]));
+        n ^= 1;
         if (threadIdx.x == CUDA_WARP)
-            find_task(job, m, n + 1);
-    }
+            find_task(job, m, n, false);
+        __syncwarp();
+    } while (begin_task(m.task[n]));
 }
 
 #endif

@@ -253,6 +253,17 @@ template <typename T> static __device__ __forceinline__ void attend_items(const 
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
 
+/* A step without a page-major tile does not wait for the launch ahead: its empty launches run while the last blocks of
+ * `attend` do, as SMs get free. What follows them on the stream knows of the last of them alone, which therefore waits
+ * here until `attend` has written everything. That cannot lock: all blocks of `attend` are at work, or this launch would
+ * not have begun. */
+static __device__ __noinline__ void await_attend(const pages_job &job)
+{
+    while (atomicAdd(job.own.finished, 0) < job.blocks * GROUPS * GROUP_WARPS)
+        __nanosleep(100);
+    __threadfence();
+}
+
 template <typename T>
 static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
     attend_pages(const __grid_constant__ pages_job job, const __grid_constant__ CUtensorMap queries)
@@ -260,10 +271,16 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
     extern __shared__ __align__(1024) uint8_t shared[];
     memory<T> &m = *(memory<T> *)shared;
     grid_release();
-    if (!job.pages.chosen[job.chunk]) {
-        grid_wait();
+    if (job.blocks && !*job.pages.page_major) {
+        if (blockIdx.x == 0 && threadIdx.x == 0 && (int64_t)(job.chunk + 1) * job.pages.chunk_rows >= job.step.total_q)
+            await_attend(job);
         return;
     }
+    bool chosen = job.pages.chosen[job.chunk];
+    if (!job.beside || !chosen)
+        grid_wait();
+    if (!chosen)
+        return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape<T>::STAGES; i++) {
             barrier_init(shared_address(&m.full[i]), 1);
@@ -320,7 +337,7 @@ template <typename T> static cudaError_t launch_pages(pages_job job, cudaStream_
     const msa_attention_args &a = job.args;
     auto kernel = attend_pages<T>;
     CUtensorMap map;
-    job.beside = job.chunk == 0 && job.desc.strategy != MSA_STRATEGY_PAGE_MAJOR && job.dependent_launch;
+    job.beside = job.chunk == 0 && job.blocks && job.dependent_launch;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
     const char *q = (const char *)a.q + (int64_t)job.chunk * job.pages.chunk_rows * a.q_row_stride +
                     (int64_t)job.window.first_head * job.ratio * a.q_head_stride;
@@ -332,8 +349,8 @@ template <typename T> static cudaError_t launch_pages(pages_job job, cudaStream_
         job.beside = false;
     }
     return error ? error
-                 : launch(kernel, (unsigned)job.num_sms, shape<T>::THREADS, sizeof(memory<T>), job.beside, stream, job,
-                          map);
+                 : launch(kernel, (unsigned)job.num_sms, shape<T>::THREADS, sizeof(memory<T>), job.dependent_launch,
+                          stream, job, map);
 }
 
 /* The merge of the chunk's rows of the window. */

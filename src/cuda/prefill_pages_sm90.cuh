@@ -61,6 +61,7 @@ struct page_memory {
     uint32_t *chosen;         /* [chunks] some row is page-major */
     uint32_t *query_major;    /* [1] some tile is query-major */
     uint32_t *taken;          /* [2] items that blocks have taken, blocks that found none left; 0 between launches */
+    uint32_t *page_major;     /* [1] some tile is page-major */
     int32_t *chunks;          /* [lists][places] chunk of a place */
     page_place *places;       /* [lists][places] */
     page_position *positions; /* [lists][rows * topk] */
@@ -106,11 +107,12 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     int64_t used = m.num_places < ids ? m.num_places : ids; /* places with an entry */
     int64_t step = GROUP_WARPS * warp_queries(job);
     m.most_items = ids / (ITEM_STEPS * step) + used;
-    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 3) * 4);
+    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 4) * 4);
     m.counters = (uint32_t *)take((int64_t)m.counter_bytes);
     m.chosen = m.counters + lists * (m.num_places + m.num_chunks);
     m.query_major = m.chosen + m.num_chunks;
     m.taken = m.query_major + 1;
+    m.page_major = m.taken + 2;
     m.chunks = (int32_t *)take(lists * m.num_places * 4);
     m.places = (page_place *)take(lists * m.num_places * (int64_t)sizeof(page_place));
     m.positions = (page_position *)take(lists * ids * (int64_t)sizeof(page_position));

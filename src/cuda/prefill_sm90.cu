@@ -18,6 +18,11 @@
  * than half of the time of three. A row's bits depend on its tile, so on its request, and on the plan; blocks take tasks
  * as they get free, which changes none, and in a piece a warpgroup meets the same pages in the same order.
  *
+ * Launches: images, this kernel, then page-major work and its merge for each chunk of rows. Each starts while the one
+ * ahead of it ends. write_images waits for all that was before it and only then lets this kernel start, which therefore
+ * finds its tasks, their unions and queries while images are still made. Where no tile is page-major the launches behind
+ * it find nothing to do while its last tiles are at work; they end no earlier than it, see attend_pages.
+ *
  *                 stages          shared memory   registers: loaders, consumers (launch)
  *   E4M3 exact    3 x 48K         217 K           32, 160 (128)
  *   E4M3 fast     5 x 32K         209 K           32, 160 (128)
@@ -114,6 +119,14 @@ template <typename T> static __device__ __forceinline__ int32_t wait_flags(memor
     return uniform(m.info[at.stage()].group[group].flags);
 }
 
+/* So many warps of consumers have written all that they will. The launch ahead clears the count. */
+static __device__ __forceinline__ void count_finished(const prefill_job &job, uint32_t warps)
+{
+    grid_wait();
+    __threadfence();
+    atomicAdd(job.own.finished, warps);
+}
+
 template <typename T> static __device__ __forceinline__ void attend_tiles(const prefill_job &job, memory<T> &m)
 {
     int group = uniform(threadIdx.x / WARPGROUP) - 1;
@@ -166,6 +179,8 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
             write_results(job, m, o, m.info[at.stage()].results, m.info[at.stage()].group[group].scale, group);
         pass_stage(m, at);
     }
+    if (threadIdx.x % CUDA_WARP == 0)
+        count_finished(job, 1);
 }
 
 /* ------------------------------------------------------------------------------------------------ the kernel */
@@ -186,14 +201,20 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
         }
         barrier_init(shared_address(&m.landed), 1);
         m.landings = 0;
-        m.list = find_tasks(job);
         fence_barriers();
     }
-    if (threadIdx.x < WARP_ROWS)
-        m.query[threadIdx.x] = (uint8_t)query_of_row(job, threadIdx.x);
-    grid_wait(); /* for the images; their launch is an ordinary one, so that what `prepare` wrote was there before */
-    grid_release(); /* page-major work may begin on SMs that are free */
+    if (threadIdx.x == CUDA_WARP) {
+        m.list = find_tasks(job);
+        find_task(job, m, 0, true);
+    }
+    if (threadIdx.x >= WARPGROUP && threadIdx.x < WARPGROUP + WARP_ROWS)
+        m.query[threadIdx.x - WARPGROUP] = (uint8_t)query_of_row(job, threadIdx.x - WARPGROUP);
     __syncthreads();
+    if (m.task[0].head < 0) { /* none */
+        if (threadIdx.x % CUDA_WARP == 0 && threadIdx.x >= WARPGROUP)
+            count_finished(job, 1);
+        return;
+    }
     if (uniform(threadIdx.x / WARPGROUP) == 0) {
         fewer_registers<shape<T>::LOAD_REGISTERS>();
         if (threadIdx.x < CUDA_WARP)
@@ -246,11 +267,15 @@ static cudaError_t prepare(const struct cuda_attention *job, cudaStream_t stream
     return cut_step(make_job(*job, {0, 0, (uint32_t)job->desc.num_kv_heads}), stream);
 }
 
-template <typename T> static cudaError_t launch_attend(prefill_job job, cudaStream_t stream)
+static uint32_t attend_blocks(const prefill_job &job)
+{
+    int64_t tasks = (int64_t)job.step.num_tiles * job.window.heads * job.num_splits;
+    return (uint32_t)(GROUPS * tasks < job.num_sms ? GROUPS * tasks : job.num_sms); /* tiles may be cut */
+}
+
+template <typename T> static cudaError_t launch_attend(const prefill_job &job, cudaStream_t stream)
 {
     cudaError_t error = cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
-    int64_t tasks = (int64_t)job.step.num_tiles * job.window.heads * job.num_splits;
-    job.blocks = (uint32_t)(GROUPS * tasks < job.num_sms ? GROUPS * tasks : job.num_sms); /* tiles may be cut */
     return error
                ? error
                : launch(attend<T>, job.blocks, shape<T>::THREADS, sizeof(memory<T>), job.dependent_launch, stream, job);
@@ -268,10 +293,11 @@ static cudaError_t convert_and_attend(const struct cuda_attention *job, cudaStre
             uint32_t heads = (uint32_t)(left < size.heads ? left : size.heads);
             prefill_job part = make_job(*job, {(uint32_t)i, (uint32_t)head, heads});
             error = launch(write_images<STORAGE, T>, (unsigned)(job->num_sms * image_blocks(STORAGE)), IMAGE_THREADS,
-                           T::IMAGE_BYTES, false, stream, part);
+                           T::IMAGE_BYTES, job->dependent_launch, stream, part);
             if (has_page_lists(*job))
                 part.some_tiles = make_pages_job(part).pages.query_major;
-            if (!error && job->desc.strategy != MSA_STRATEGY_PAGE_MAJOR)
+            part.blocks = job->desc.strategy == MSA_STRATEGY_PAGE_MAJOR ? 0 : attend_blocks(part);
+            if (!error && part.blocks)
                 error = launch_attend<T>(part, stream);
             if (!error && has_page_lists(*job))
                 error = attend_page_lists(part, stream);
@@ -308,7 +334,7 @@ static cudaError_t run(const struct cuda_attention *job, cudaStream_t stream)
     split.result =
         split_results(job, own_memory(*job).states); /* a split without a page of a row's is an empty state */
     cudaError_t error = attend_all(&split, stream);
-    return error ? error : merge_splits(job, split.result, false, stream);
+    return error ? error : merge_splits(job, split.result, job->dependent_launch, stream);
 }
 
 const struct cuda_attention_kernel prefill_sm90 = {plan, prepare, run};

@@ -51,6 +51,7 @@ struct prefill_memory {
     int32_t *first_page;    /* [batch + 1] pages before each request; then the most that one has */
     int32_t *first_request; /* [windows + 1] of a window */
     uint32_t *taken;        /* tasks of a window that blocks have asked for */
+    uint32_t *finished;     /* warps that have written all their results of a window */
     image_source *sources;  /* [lists][max_batch * max_pages] */
     float *states;          /* of splits: results, maxima, sums */
     uint8_t *unsafe;        /* [images] some value that a query of the request sees is not finite */
@@ -141,7 +142,8 @@ static __host__ __device__ __forceinline__ prefill_memory own_memory(const cuda_
     m.sources = (image_source *)take(num_sources(job) * (int64_t)sizeof(image_source));
     m.first_page = (int32_t *)take((batch + 2) * 4);
     m.first_request = (int32_t *)take((num_windows(job, batch) + 1) * 4);
-    m.taken = (uint32_t *)take(4);
+    m.taken = (uint32_t *)take(8);
+    m.finished = m.taken + 1;
     m.states = (float *)take(states * (MSA_HEAD_DIM + 2) * 4);
     m.bytes = (size_t)(at - (char *)job.memory);
     return m;
@@ -156,9 +158,10 @@ struct prefill_window {
 struct prefill_job : cuda_attention {
     prefill_memory own;
     prefill_window window;
-    const int32_t *requests;    /* the window's first, and the first past it */
-    const uint32_t *some_tiles; /* NULL, or 0: all tiles are page-major */
-    uint32_t blocks;
+    const int32_t *requests;              /* the window's first, and the first past it */
+    bool whole;                           /* the window has all requests */
+    const uint32_t *some_tiles;           /* NULL, or 0: all tiles are page-major */
+    uint32_t blocks;                      /* of `attend`; 0: it is not launched */
     int32_t width;                        /* whole queries of a warp */
     uint32_t width_inverse, topk_inverse; /* 2^16 by these, rounded up: for quotients of small numbers */
     uint32_t list_heads;                  /* KV heads that share a list */
@@ -173,6 +176,7 @@ static inline prefill_job make_job(const cuda_attention &job, const prefill_wind
     made.own = own_memory(job);
     made.window = window;
     made.requests = made.own.first_request + window.index;
+    made.whole = num_windows(job, job.step.batch) == 1;
     made.width = warp_queries(job);
     made.width_inverse = 65536u / (uint32_t)made.width + 1;
     made.topk_inverse = 65536u / (uint32_t)job.step.topk + 1;
@@ -180,6 +184,18 @@ static inline prefill_job make_job(const cuda_attention &job, const prefill_wind
     made.list_heads = (uint32_t)(job.desc.num_kv_heads / job.step.lists);
     made.scale = finite_scale((double)job.desc.sm_scale * 1.44269504088896340736);
     return made;
+}
+
+/* Where the window begins and ends, of what `before` counts before each request. Without a look at the requests, if it is
+ * the only one: each load that waits for another one delays the start. */
+static __device__ __forceinline__ int32_t window_begin(const prefill_job &job, const int32_t *before)
+{
+    return job.whole ? 0 : before[job.requests[0]];
+}
+
+static __device__ __forceinline__ int32_t window_end(const prefill_job &job, const int32_t *before)
+{
+    return before[job.whole ? job.step.batch : job.requests[1]];
 }
 
 /* Zeros in place of values of keys from `keys` on. By a warp. */
