@@ -33,7 +33,7 @@ static __device__ __forceinline__ int64_t find_place(const pages_job &job, int32
 /* Of a page-major step in 1/16 of a query-major one, results and merge included: measured where both take the same. */
 static __device__ __forceinline__ int page_major_cost(const pages_job &job)
 {
-    return job.desc.q_dtype != MSA_E4M3 ? 22 : job.precision == MSA_PRECISION_FAST ? 32 : 28;
+    return job.desc.q_dtype != MSA_E4M3 ? 25 : job.precision == MSA_PRECISION_FAST ? 32 : 28;
 }
 
 /* Whether a tile's rows share too few pages for query-major. joined: pages that each warpgroup's queries selected, of
