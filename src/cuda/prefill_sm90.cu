@@ -30,8 +30,9 @@
  *
  * Arithmetic of a (query head, key) pair: 512 FLOP and one exponential. Floor of 16384 queries after 31360, 64/4 heads:
  * 940 us at the measured rates of F16 (861) and FP8 (1658 TFLOP/s) products, 640 us for `fast`; the exponentials take
- * 550 us. Measured there on an H200, 2026-11-29, Q8KV4, conversion included: even 1455 us, `fast` 1275, clustered
- * 2000; 16384 fresh, 16/1 heads: Q8KV4 344, BF16 484.
+ * 550 us. Measured there on an H200, 2026-11-30, Q8KV4, conversion included: even 1452 us, `fast` 1269, clustered 1940
+ * under long load, 1347, 1186 and 1862 with pauses, as the power limit sets the clock; 16384 fresh, 16/1 heads, even:
+ * Q8KV4 332, BF16 449.
  */
 #include "prefill_load_sm90.cuh"
 #include "prefill_pages_sm90.cuh"
