@@ -380,7 +380,7 @@ def check_peak():
 
 
 def check_memory():
-    """A context of 1,048,576 tokens, NVFP4, one KV head: right answers, inside 4 GiB; with the index over all of it, too."""
+    """A context of 1,048,576 tokens, NVFP4, one KV head: right answers, inside 4 GiB; with the index over all of it."""
     shape = ["--format", "q8kv4", "--q-heads", "2", "--kv-heads", "1"]
     prefill, decode = ["--queries", "256", "--prefix", "1048320"], ["--batch", "1", "--context", "1M"]
     layer = ["bench", "layer", "--index-format", "nvfp4", "--index-heads", "1", "--run-once"]
@@ -445,7 +445,8 @@ def check_suite():
     table = read_table()
     ids = ["prefill_092e27340df8621a02f0", "prefill_e77ac4d03ef7a2ac8ffe", "prefill_0020c25fae59bfa2285a",
            "prefill_3bae7083e0b65d7d2c2f"]  # exact; spread over 5 requests; 3 requests, exact, no weight; stress
-    text = msa("bench", "--suite", "formal", "--case", ",".join(ids), *LEAST, "--run-once", "--json", folder.path("json"))
+    text = msa("bench", "--suite", "formal", "--case", ",".join(ids), *LEAST, "--run-once",
+               "--json", folder.path("json"))
     with open(folder.path("json")) as file:
         results = json.load(file)
     assert sorted(r["case"] for r in results) == sorted(ids)
@@ -487,7 +488,8 @@ def check_suite_names():
     assert (mine["case"], mine["total_q"], mine["kv_len"], mine["weight"]) == ("mine", 3, 131, 7)
     assert (other["case"], other["batch"], other["total_q"]) == ("other", 2, 260)
     for bad, word in [("short,1,3", "line 2 has not 10 fields"),
-                      ("bad,1,3,131,7,rep,1,3 4,128,1", "line 2: query_lens, prefix_lens: not 1 lengths of 0..1048576 each"),
+                      ("bad,1,3,131,7,rep,1,3 4,128,1",
+                       "line 2: query_lens, prefix_lens: not 1 lengths of 0..1048576 each"),
                       ("bad,0,3,131,7,rep,1,,,0", "own.csv: line 2: batch: 0 is outside 1..65536"),
                       ("bad,1,3,131,x,rep,1,3,128,1", "line 2: representative_weight: 'x' is not a whole number"),
                       ("bad,1,3,131,7,rep,1,4,128,1", "line 2: the lengths make total_q 4 and max_final_kv 132"),

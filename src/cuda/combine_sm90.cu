@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * combine_sm90.cu - combine and merge for Hopper where the states stream: all of one 16-bit type, their rows and heads
- * dense (the flat list of (row, head), 256 bytes each; states may lie anywhere), LSEs, counts and outputs of any stride.
- * combine_smxx takes the rest, and small jobs. combine.cuh has the arithmetic; sums are taken in combine_smxx's order,
- * so that the bits are the same.
+ * dense (the flat list of (row, head), 256 bytes each; states may lie anywhere), LSEs, counts and outputs of any
+ * stride. combine_smxx takes the rest, and small jobs. combine.cuh has the arithmetic; sums are taken in combine_smxx's
+ * order, so that the bits are the same.
  *
  * A tile is 64 consecutive heads of the flat list: of each state 16 KB that lie together. A warp that only copies keeps
  * SLOTS such pieces in a ring ahead of the 256 threads that add them up in FP32. Four threads take a head: thread q of

@@ -61,9 +61,9 @@ struct cuda_tile {
 };
 enum { MAX_POSITION = 1 << 30 }; /* far above MSA_MAX_KV_LEN */
 
-/* A part of the list of all tiles' history pages: `pages` of them from `first_page` of tile number `index` on, and so on
- * in the tiles behind it. ids: its first physical pages, as far as they are that tile's, then -1, so that copies start
- * before the page table is seen. */
+/* A part of the list of all tiles' history pages: `pages` of them from `first_page` of tile number `index` on, and so
+ * on in the tiles behind it. ids: its first physical pages, as far as they are that tile's, then -1, so that copies
+ * start before the page table is seen. */
 struct cuda_extent {
     struct cuda_tile tile;
     int32_t index, first_page, pages, reserved;
@@ -74,8 +74,8 @@ struct cuda_part {
     int32_t ids[CUDA_PART_IDS];
 };
 
-/* Of a plan's error: each block that prepares has its own, so that none must be cleared before. The first is also for
- * `run`, by atomicOr; all together are the error. */
+/* Of a plan's error: each block of prepare's first launch writes its own, so that none must be cleared before. Launches
+ * behind it add bits to the first, by atomicOr; all together are the error. */
 enum { CUDA_ERROR_WORDS = 32 };
 
 /* A page that a row sees. The physical page is what the table says; `run` knows the cache's size and checks it. */
@@ -150,7 +150,7 @@ struct cuda_result {
  *               each head, then the next 64 of each
  * requests      NULL, or [2] on the device: only the rows of requests from the first to before the second; with it go
  *               counts that are negative, which leave a row and KV head as they are, and
- * work          [1] on the device: 0: no row is to be merged
+ * work          [1] on the device: 0: no row is to be merged; written before the launch ahead began
  * after_kernel  the launch ahead on the stream wrote the states and lets its dependents start early; wait on the
  *               device */
 struct cuda_merge {
@@ -179,7 +179,7 @@ struct cuda_attention {
     bool dependent_launch; /* the device can start a launch before the one ahead of it has ended (sm_90 and later) */
     cuda_merge_fn *merge;  /* for kernels that merge their own splits */
     cuda_encode_tensor_fn *encode_tensor;
-    /* What the kernel's plan chooses; before it: itself, one split, query-major, exact, and query_tile 0 in the step. */
+    /* What the kernel's plan chooses; before it: itself, one split, query-major, exact; query_tile 0 in the step. */
     const struct cuda_attention_kernel *kernel; /* that prepares and runs, if it is not the one that planned */
     int32_t num_splits, pages_per_split;
     size_t memory_bytes;

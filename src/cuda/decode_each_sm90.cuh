@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * decode_each_sm90.cuh - decode_sm90.cu where each group of a block of four has a row and KV head of its own, and all of
- * its pages. The bits are those of blocks of one group, of which four fit a multiprocessor as well; but these take
+ * decode_each_sm90.cuh - decode_sm90.cu where each group of a block of four has a row and KV head of its own, and all
+ * of its pages. The bits are those of blocks of one group, of which four fit a multiprocessor as well; but these take
  * longer with NVFP4 (H200, 2026-11-30, 64/4 heads, us: batch 68 58 and 49, 96 62 and 50, 128 67 and 62.5). With other
  * formats, which wait for memory, it makes no difference; and where not all blocks of four fit the device at once, the
  * last ones run alone (batch 160 86 and 121).

@@ -14,7 +14,8 @@
  * and a row's bits depend on its request alone. Blocks start in the order of their tiles' rows, the most first
  * (prepare_smxx.cu, small steps), so that the last ones to end are short.
  *
- *   shared memory   3 stages of 48 KB and 32 KB of queries, or 4 groups' tiles and queries; lists: 216 KB (NVFP4), 226 KB
+ *   shared memory   3 stages of 48 KB and 32 KB of queries, or 4 groups' tiles and queries; lists: 216 KB (NVFP4),
+ *                   226 KB
  *   registers       consumers 160, loaders 96 (launch 128, and so rows one by one)
  *
  * Floor: of a page and warpgroup 768 cycles of products; of a page 700 cycles of conversions, beside them.

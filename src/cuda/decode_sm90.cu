@@ -17,9 +17,9 @@
  * Floor: the bytes of the visible pages at 4.69 TB/s; with NVFP4 also 13 ALU operations for 8 elements of K and 28 for
  * 16 of V, a turn of two cycles each: 900 of the 1560 cycles that a page takes an SM.
  * Measured on an H200, 2026-11-30, us a call in a chain of calls in one graph, cold inputs, context 32K, 16 pages, 64/4
- * heads: batch 128 NVFP4 62.5, E4M3 71.6, BF16 136 (52, 80, 84 % of the floor's rate); batch 32 21.5, 22.3, 38.2; batch 8
- * 10.7, 10.2, 14.6; batch 1 with 16/1 heads 5.0, 4.4, 5.4. There a third of the time is code that runs once a launch
- * and waits for its instructions: loops that were unrolled took 1 us more.
+ * heads: batch 128 NVFP4 62.5, E4M3 71.6, BF16 136 (52, 80, 84 % of the floor's rate); batch 32 21.5, 22.3, 38.2;
+ * batch 8 10.7, 10.2, 14.6; batch 1 with 16/1 heads 5.0, 4.4, 5.4. There a third of the time is code that runs once a
+ * launch and waits for its instructions: loops that were unrolled took 1 us more.
  * A launch may start while the one ahead of it drains; it waits for that before it reads or writes anything.
  */
 #include "decode_each_sm90.cuh"

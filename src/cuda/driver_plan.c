@@ -11,7 +11,7 @@
 
 struct cuda_plan {
     uint32_t *error; /* device, CUDA_ERROR_WORDS */
-    bool has_error;  /* a prepare was enqueued, so the word has a value */
+    bool has_error;  /* a prepare was enqueued, so the words have values */
     union {
         struct {
             const struct cuda_index_kernel *kernel;

@@ -36,8 +36,8 @@ static __device__ __forceinline__ wide_run widen_run(uint2 low, uint2 high)
     return wide_run{{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w}};
 }
 
-/* Run `run` of a row of K: the elements 16 run .. 16 run + 15, as F16 or E4M3, in the order of attention_sm90.cuh. Word i
- * is what is number i ^ turned of the run. */
+/* Run `run` of a row of K: the elements 16 run .. 16 run + 15, as F16 or E4M3, in the order of attention_sm90.cuh.
+ * Word i is what is number i ^ turned of the run. */
 template <int WORDS>
 static __device__ __forceinline__ void place_run(uint8_t *image, int key, int run, int turned,
                                                  const run_words<WORDS> &word)

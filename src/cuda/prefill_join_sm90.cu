@@ -60,9 +60,9 @@ static __device__ __forceinline__ uint32_t of_kind(const uint32_t (&bits)[GROUPS
 }
 
 /* Where a page of a union goes. The warpgroups of a block walk it together, a few stages apart at most, and pass what
- * none of their queries selected; so the pages of each kind (which warpgroups need it) are spread evenly over the union,
- * the n-th of N at (2n + 1)/2N of it, and all warpgroups are busy. totals: pages of each kind. Numbers are small enough
- * to be exact. */
+ * none of their queries selected; so the pages of each kind (which warpgroups need it) are spread evenly over the
+ * union, the n-th of N at (2n + 1)/2N of it, and all warpgroups are busy. totals: pages of each kind. Numbers are small
+ * enough to be exact. */
 static __device__ __forceinline__ int find_order(int kind, int n, const float (&totals)[KINDS])
 {
     float own = 1, place = (float)n, before = (float)(2 * n + 1);

@@ -151,8 +151,8 @@ static __device__ __forceinline__ void send_partials(const pages_job &job, const
         copy_bulk_out_once(job.pages.partials + (size_t)state * PARTIAL_BYTES, out, WARP_ROWS * PARTIAL_BYTES);
 }
 
-/* P V and what becomes of it; states: the lane's two. v: low half of a matrix descriptor. 16 bit: half of d at a time, as
- * P takes twice the registers. */
+/* P V and what becomes of it; states: the lane's two. v: low half of a matrix descriptor. 16 bit: half of d at a time,
+ * as P takes twice the registers. */
 template <typename T>
 static __device__ __forceinline__ void write_products(const pages_job &job, memory<T> &m, float (&s)[64],
                                                       const uint32_t (&p)[T::P_WORDS], uint32_t v,
@@ -255,8 +255,8 @@ template <typename T> static __device__ __forceinline__ void attend_items(const 
 
 /* A step without a page-major tile does not wait for the launch ahead: its empty launches run while the last blocks of
  * `attend` do, as SMs get free. What follows them on the stream knows of the last of them alone, which therefore waits
- * here until `attend` has written everything. That cannot lock: all blocks of `attend` are at work, or this launch would
- * not have begun. */
+ * here until `attend` has written everything. That cannot lock: all blocks of `attend` are at work, or this launch
+ * would not have begun. */
 static __device__ __noinline__ void await_attend(const pages_job &job)
 {
     while (atomicAdd(job.own.finished, 0) < job.blocks * GROUPS * GROUP_WARPS)

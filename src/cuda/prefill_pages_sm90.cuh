@@ -14,7 +14,8 @@
  * merges.
  *
  * Memory: partial results of a chunk, at most MAX_PARTIAL_BYTES, 8 bytes of state for each 256 of them; the chunk's
- * queries; about 16 bytes for each page of each row, and 24 for each page of each request.
+ * queries; of each list 12 to 14 bytes for each page of each row, and up to 56 for each page of each request (and once
+ * more of one request for each chunk).
  */
 #ifndef MSA_CUDA_PREFILL_PAGES_SM90_CUH
 #define MSA_CUDA_PREFILL_PAGES_SM90_CUH

@@ -14,14 +14,15 @@
  *
  * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
  * number that follows from capacities; the FP32 results are merged by the combine kernel. Where tiles do not come out
- * even with the SMs, those left over are cut into pieces of one or two warpgroups' queries: a warpgroup alone takes less
- * than half of the time of three. A row's bits depend on its tile, so on its request, and on the plan; blocks take tasks
- * as they get free, which changes none, and in a piece a warpgroup meets the same pages in the same order.
+ * even with the SMs, those left over are cut into pieces of one or two warpgroups' queries: a warpgroup alone takes
+ * less than half of the time of three. A row's bits depend on its tile, so on its request, and on the plan; blocks take
+ * tasks as they get free, which changes none, and in a piece a warpgroup meets the same pages in the same order.
  *
  * Launches: images, this kernel, then page-major work and its merge for each chunk of rows. Each starts while the one
  * ahead of it ends. write_images waits for all that was before it and only then lets this kernel start, which therefore
- * finds its tasks, their unions and queries while images are still made. Where no tile is page-major the launches behind
- * it find nothing to do while its last tiles are at work; they end no earlier than it, see attend_pages.
+ * finds its tasks, their unions and queries while images are still made. Where no tile is page-major the launches
+ * behind it find nothing to do while its last tiles are at work; the last two of them end no earlier than it, see
+ * await_attend.
  *
  *                 stages          shared memory   registers: loaders, consumers (launch)
  *   E4M3 exact    3 x 48K         217 K           32, 160 (128)

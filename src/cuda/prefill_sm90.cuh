@@ -186,8 +186,8 @@ static inline prefill_job make_job(const cuda_attention &job, const prefill_wind
     return made;
 }
 
-/* Where the window begins and ends, of what `before` counts before each request. Without a look at the requests, if it is
- * the only one: each load that waits for another one delays the start. */
+/* Where the window begins and ends, of what `before` counts before each request. Without a look at the requests, if it
+ * is the only one: each load that waits for another one delays the start. */
 static __device__ __forceinline__ int32_t window_begin(const prefill_job &job, const int32_t *before)
 {
     return job.whole ? 0 : before[job.requests[0]];

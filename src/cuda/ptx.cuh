@@ -11,7 +11,9 @@ enum operand { OPERAND_F16, OPERAND_BF16 }; /* element type of the 16-bit tensor
 
 /* ------------------------------------------------------------------------------------------------ launches */
 
-/* dependent: this launch may start before the one ahead of it has ended; its blocks call grid_wait() first. */
+/* dependent: this launch may start before the one ahead of it has ended; its blocks call grid_wait() before they touch
+ * what launches ahead may still be at work on. A launch behind it knows of this one alone, which therefore ends no
+ * earlier than all that are ahead (or one behind it sees to that: await_attend of prefill_pages_sm90.cu). */
 template <typename... Params, typename... Args>
 static cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, bool dependent,
                           cudaStream_t stream, const Args &...args)

@@ -167,13 +167,14 @@ static __device__ inline void barrier_meet(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* The same for warps that come from different places of the code: bar.sync promises that all execute one instruction. */
+/* The same for warps that come from different places of the code: bar.sync promises that all execute one
+ * instruction. */
 static __device__ inline void barrier_meet_apart(int id, int threads)
 {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* The same; whether any of them passed true. */
+/* As barrier_meet; whether any of them passed true. */
 static __device__ inline bool barrier_any(int id, int threads, bool x)
 {
     int any;
