@@ -197,6 +197,8 @@ def check_result(result, footprint=0):
     planned = result["op"] in ("prefill", "decode", "index", "layer")
     for key in "batch", "total_q", "kv_len", "precision":
         assert (result[key] is not None) == planned
+    own = result["op"] == "quantise" and result["format"] in ("bf16", "fp16")  # rows are copied, by no kernel
+    assert bool(result["kernel"]) != own and result["kernel"] != ""
     if result["flops"] == 0:
         assert result["gflops"] is None
     else:

@@ -59,7 +59,7 @@ json_t *result_json(const struct result *result)
     json_object_set_new(object, "total_q", size_or_null(result, result->total_q));
     json_object_set_new(object, "kv_len", size_or_null(result, result->kv_len));
     json_object_set_new(object, "device", json_string(result->device));
-    json_object_set_new(object, "kernel", json_string(result->kernel));
+    json_object_set_new(object, "kernel", text_or_null(result->kernel));
     json_object_set_new(object, "samples", json_integer(result->samples));
     json_object_set_new(object, "median_us", real(result->median_us));
     json_object_set_new(object, "p10_us", real(result->p10_us));

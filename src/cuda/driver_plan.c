@@ -127,8 +127,8 @@ static msa_status plan_attention(msa_plan *plan, const struct cuda_device *devic
                     desc->strategy == MSA_STRATEGY_PAGE_MAJOR ? "page-major" : "query-major", cuda_kernel_name(kernel));
     own->attention.kernel = job->kernel;
     plan->kernel = cuda_kernel_name(job->kernel);
-    bool merges = (job->num_splits > 1 || strcmp(job->strategy, "query-major") != 0) && !desc->partials &&
-                  !job->merges_itself;
+    bool merges =
+        (job->num_splits > 1 || strcmp(job->strategy, "query-major") != 0) && !desc->partials && !job->merges_itself;
     snprintf(plan->kernels, sizeof plan->kernels, "%s, %s%s%s", plan->kernel, cuda_kernel_name(device->kernels.prepare),
              merges ? ", " : "", merges ? cuda_kernel_name(device->kernels.merge) : "");
     plan->strategy = job->strategy;

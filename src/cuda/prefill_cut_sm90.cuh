@@ -30,7 +30,8 @@ static __device__ __forceinline__ int64_t find_place(const pages_job &job, int32
     return first_page + (int64_t)chunk * job.own.first_page[job.step.batch + 1] + page;
 }
 
-/* Of a page-major step in 1/16 of a query-major one, results and merge included: measured where both take the same. */
+/* Of a page-major step in 1/16 of a query-major one, results and merge included: from where both take the same, by
+ * docs/measurements.md (2026-11-30, "Where the border lies"). */
 static __device__ __forceinline__ int page_major_cost(const pages_job &job)
 {
     return job.desc.q_dtype != MSA_E4M3 ? 25 : job.precision == MSA_PRECISION_FAST ? 32 : 28;
