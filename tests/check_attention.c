@@ -284,20 +284,16 @@ static void check_rows_together(harness *h, int pair)
     }
 }
 
-/* More requests than a GPU's block cleans at once, some without a new token. */
 static void check_many_requests(harness *h, int pair)
 {
     if (h->options.device == MSA_DEVICE_CPU)
         return;
-    int32_t q_lens[1100], kv_lens[1100];
-    for (int r = 0; r < 1100; r++) {
-        q_lens[r] = r % 7 == 3 ? 0 : r % 11 == 5 ? 2 : 1;
-        kv_lens[r] = 2 + r * 37 % 300;
-    }
+    int32_t q_lens[MANY_REQUESTS], kv_lens[MANY_REQUESTS];
+    many_lengths(300, q_lens, kv_lens);
     attention_spec s = pair_spec(pair, true);
     s.topk = 4;
     s.samples = 60;
-    s.requests = batch_of(1100, q_lens, kv_lens);
+    s.requests = batch_of(MANY_REQUESTS, q_lens, kv_lens);
     test(h, &s, "many-requests", 0);
 }
 

@@ -219,8 +219,10 @@ static double close_query(const place *where, const void *data)
 
 static void close_scores(harness *h, const index_spec *spec)
 {
-    if (spec->k_dtype == MSA_NVFP4) /* cannot hold 16 and 0.5 in one block */
+    if (spec->k_dtype == MSA_NVFP4) { /* cannot hold 16 and 0.5 in one block */
+        test_leave_out(h);
         return;
+    }
     index_spec s = *spec;
     s.requests = batch_of(1, LENGTHS(1), LENGTHS(33 * PAGE));
     s.q = close_query;

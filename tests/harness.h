@@ -46,7 +46,7 @@ typedef struct harness {
     int passed, failed, skipped;
     char name[200];
     const char *variant; /* what of the test is running, for messages */
-    bool test_failed, test_skipped;
+    bool test_failed, test_skipped, test_void;
 } harness;
 
 /* Reads the command line, makes the contexts; ends the program on bad usage and after --help. */
@@ -61,6 +61,8 @@ void test_fail(harness *h, const char *format, ...) __attribute__((format(printf
 void test_end(harness *h);
 /* In place of a test's body, before test_end. */
 void test_skip(harness *h, const char *reason);
+/* The same where there is nothing to test, with these formats or on this device: the test is not counted. */
+void test_leave_out(harness *h);
 /* test_fail with the condition's text. Returns whether it holds. */
 #define CHECK(h, condition) \
     ((condition) ? true : (test_fail(h, "%s:%d: not %s", __FILE__, __LINE__, #condition), false))

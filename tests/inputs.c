@@ -50,6 +50,14 @@ void encode_row(msa_dtype dtype, const double x[D], uint8_t *row, uint8_t *scale
     }
 }
 
+void many_lengths(int32_t longest, int32_t q_lens[MANY_REQUESTS], int32_t kv_lens[MANY_REQUESTS])
+{
+    for (int32_t r = 0; r < MANY_REQUESTS; r++) {
+        q_lens[r] = r % 7 == 3 ? 0 : r % 11 == 5 ? 2 : 1;
+        kv_lens[r] = 2 + r * 37 % longest;
+    }
+}
+
 int64_t row_strides(row_layout layout, int64_t rows, int64_t heads, int64_t element, int64_t gap, int64_t *row_stride,
                     int64_t *head_stride)
 {

@@ -41,6 +41,10 @@ static inline batch_spec batch_of(int32_t batch, const int32_t *q_lens, const in
     return (batch_spec){.batch = batch, .q_lens = q_lens, .kv_lens = kv_lens};
 }
 
+/* More requests than a GPU's block cleans at once, some without a new token; up to 1 + longest keys. */
+enum { MANY_REQUESTS = 1100 };
+void many_lengths(int32_t longest, int32_t q_lens[MANY_REQUESTS], int32_t kv_lens[MANY_REQUESTS]);
+
 /* What the builder made of it. */
 typedef struct batch_inputs {
     int64_t total_q, max_kv_len, max_pages, num_pages;
