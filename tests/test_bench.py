@@ -355,6 +355,12 @@ def check_baseline():
         json.dump([other, dict(results[0], median_us=2)], file)
     one, two = json.loads(msa(*arguments, "--baseline", folder.path("baseline"), "--json", "-"))
     assert one["baseline_us"] == 2 and two["baseline_us"] is None
+    # What was measured with pauses is no baseline of what was not.
+    assert results[0]["rest_ms"] == 0
+    text = msa(*arguments, "--rest", "1", "--baseline", folder.path("baseline"), "--json", folder.path("json"))
+    assert "baseline: 0 of 2 results are in the file, with the same --rest" in text, text
+    with open(folder.path("json")) as file:
+        assert [(r["rest_ms"], r["baseline_us"]) for r in json.load(file)] == [(1, None), (1, None)]
 
 
 def check_plot():
@@ -568,6 +574,7 @@ REFUSED = [
     ("one argument too many", "make -o x y"),
     ("num_q_heads", "make -o x --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
     ("--splits: not an axis of prefill", "make -o x --splits 3"),
+    ("--rows: factor of '1:4:x1': 1 is outside 2..", "bench topk --rows 1:4:x1"),
     ("/no/such/folder", "make -o /no/such/folder/x --queries 1 --prefix 1"),
 ]
 

@@ -348,6 +348,8 @@ def usage():
     for command in "run", "check", "make", "bench", "info":
         text = msa(command, "--help")
         assert "Usage: msa " + command in text and "--help" in text, text
+        for option in "--splits", "--scores", "--strategy": # make refuses them
+            assert (option in text) == {"make": False, "bench": True}.get(command, option in text), text
     done = run()
     assert done.returncode == 2 and "Usage" in done.stderr and not done.stdout
     refused("frobnicate", "frobnicate")

@@ -95,13 +95,19 @@ static const struct axis_info {
 static char *texts[AXIS_COUNT]; /* as given; FLAG: not used */
 static int flags[AXIS_COUNT];
 
-struct poptOption *axes_options(void)
+bool axis_is_of_runs(enum axis axis)
+{
+    return axis == AXIS_SCORES_ONLY || axis == AXIS_PRECISION || axis == AXIS_STRATEGY || axis == AXIS_ISA;
+}
+
+struct poptOption *axes_options(bool of_cases)
 {
     static struct poptOption table[AXIS_COUNT + 1]; /* a zeroed entry ends it */
     for (int a = 0; a < AXIS_COUNT; a++) {
         bool flag = infos[a].kind == FLAG;
         table[a].longName = infos[a].name;
-        table[a].argInfo = flag ? POPT_ARG_NONE : POPT_ARG_STRING;
+        bool hidden = of_cases && (!(infos[a].ops & (ATTENTION | ANY_INDEX)) || axis_is_of_runs((enum axis)a));
+        table[a].argInfo = (flag ? POPT_ARG_NONE : POPT_ARG_STRING) | (hidden ? POPT_ARGFLAG_DOC_HIDDEN : 0);
         table[a].arg = flag ? (void *)&flags[a] : (void *)&texts[a];
         table[a].descrip = infos[a].help;
         table[a].argDescrip = infos[a].values;
@@ -228,13 +234,16 @@ static int parse_numbers(struct axes *axes, enum axis axis, const char *option, 
     snprintf(whole, sizeof(whole), "%s", item);
     char *first_text = strsep(&item, ":"), *last_text = strsep(&item, ":"), *step_text = strsep(&item, ":");
     bool multiply = step_text && step_text[0] == 'x';
+    char factor[80];
+    snprintf(factor, sizeof(factor), "%s: factor of '%s'", option, whole);
     if (item)
         return cli_error("%s: '%s' is none of: N, FIRST:LAST, FIRST:LAST:STEP, FIRST:LAST:xFACTOR", option, whole);
     if (parse_size(option, first_text, low, high, &first) != CLI_OK)
         return CLI_BAD;
     last = first;
     if ((last_text && parse_size(option, last_text, low, high, &last) != CLI_OK) ||
-        (step_text && parse_size(option, step_text + multiply, multiply ? 2 : 1, MSA_MAX_KV_LEN, &step) != CLI_OK))
+        (step_text && parse_size(multiply ? factor : option, step_text + multiply, multiply ? 2 : 1, MSA_MAX_KV_LEN,
+                                 &step) != CLI_OK))
         return CLI_BAD;
     if (last < first || (multiply && first == 0))
         return cli_error("%s: the range %s:%s is empty or starts at 0 with a factor", option, first_text, last_text);

@@ -76,8 +76,11 @@ bool axis_is_flag(enum axis axis);
 /* Text of a value, as the option takes it. Flags have none: they are there or not. */
 const char *axis_text(enum axis axis, int64_t value, char buffer[24]);
 
-/* Options of all axes, to include in a popt table. */
-struct poptOption *axes_options(void);
+/* What a case does not say: how it is run. */
+bool axis_is_of_runs(enum axis axis);
+
+/* Options of all axes, to include in a popt table. of_cases: help leaves out those that no case has. */
+struct poptOption *axes_options(bool of_cases);
 /* The axes that the parsed options give for an operation, on a suite or not (NULL), the rest at their defaults. An axis
  * that none of `num_ops` operations uses is refused. CLI_OK or CLI_BAD. */
 int axes_read(struct axes *axes, enum bench_op op, const char *suite, const enum bench_op *ops, int num_ops);

@@ -79,6 +79,7 @@ struct result {
     bool memory_bound;
     double weight;      /* suite: of the case, 0 outside the weighted mean */
     bool remeasured;    /* suite: the spread was above 3 %, and the case was measured again */
+    int rest_ms;        /* before each sample */
     double baseline_us; /* 0: no baseline for it */
     char work[512];     /* what was computed: equal for results that can be compared */
     char command[640];  /* repeats it */

@@ -127,6 +127,7 @@ static void identify(const struct bench *bench, const struct point *point, const
     }
     snprintf(result->device, sizeof(result->device), "%s", info->device_name);
     snprintf(result->isa, sizeof(result->isa), "%s", info->isa);
+    result->rest_ms = bench->options.rest_ms;
     point_describe(&result->point, false, result->work, sizeof(result->work));
     size_t used = (size_t)snprintf(result->command, sizeof(result->command), "msa bench ");
     point_describe(&result->point, true, result->command + used, sizeof(result->command) - used);
@@ -411,7 +412,7 @@ int cmd_bench(int argc, const char **argv)
 {
     struct poptOption table[] = {
         {NULL, 0, POPT_ARG_INCLUDE_TABLE, option_table, 0, "What to run and report:", NULL},
-        {NULL, 0, POPT_ARG_INCLUDE_TABLE, axes_options(), 0,
+        {NULL, 0, POPT_ARG_INCLUDE_TABLE, axes_options(false), 0,
          "Axes. A value is a comma list; a number may be a range FIRST:LAST, FIRST:LAST:STEP or "
          "FIRST:LAST:xFACTOR, and K and M multiply by 1024 and 1048576:",
          NULL},

@@ -67,10 +67,9 @@ static int read_point(struct point *point)
         return CLI_BAD;
     if (op == BENCH_LAYER && axes.values[AXIS_DECODE][0])
         return cli_error("--decode: a layer's case is the same for all plans; msa run has --plan");
-    static const enum axis of_runs[] = {AXIS_SCORES_ONLY, AXIS_PRECISION, AXIS_STRATEGY, AXIS_ISA};
-    for (size_t i = 0; i < sizeof(of_runs) / sizeof(*of_runs); i++) {
-        if (axes.count[of_runs[i]] && axes.values[of_runs[i]][0])
-            return cli_error("--%s: a case does not say how it is run", axis_name(of_runs[i]));
+    for (int a = 0; a < AXIS_COUNT; a++) {
+        if (axis_is_of_runs((enum axis)a) && axes.count[a] && axes.values[a][0])
+            return cli_error("--%s: a case does not say how it is run", axis_name((enum axis)a));
     }
     for (int a = 0; a < AXIS_COUNT; a++) {
         if (axes.count[a] > 1)
@@ -83,7 +82,7 @@ static int read_point(struct point *point)
 int cmd_make(int argc, const char **argv)
 {
     struct poptOption table[] = {{NULL, 0, POPT_ARG_INCLUDE_TABLE, option_table, 0, "What to make:", NULL},
-                                 {NULL, 0, POPT_ARG_INCLUDE_TABLE, axes_options(), 0, "Axes:", NULL},
+                                 {NULL, 0, POPT_ARG_INCLUDE_TABLE, axes_options(true), 0, "Axes:", NULL},
                                  POPT_AUTOHELP POPT_TABLEEND};
     poptContext context;
     if (options_parse(argc, argv, table, "[OPTION...] -o CASE", &context) != CLI_OK)

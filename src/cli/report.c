@@ -173,7 +173,7 @@ void report_baseline(FILE *stream, bool given, const struct result *results, int
         compared++;
     }
     if (compared < count && given)
-        fprintf(stream, "baseline: %d of %d results are in the file\n", compared, count);
+        fprintf(stream, "baseline: %d of %d results are in the file, with the same --rest\n", compared, count);
     if (compared)
         fprintf(stream,
                 "baseline/this: geometric mean %.4f, least %.4f, largest %.4f; %d of %d more than 1 %% slower\n",

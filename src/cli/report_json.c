@@ -83,6 +83,7 @@ json_t *result_json(const struct result *result)
     json_object_set_new(object, "baseline_us", result->baseline_us > 0 ? real(result->baseline_us) : json_null());
     json_object_set_new(object, "work", json_string(result->work));
     json_object_set_new(object, "command", json_string(result->command));
+    json_object_set_new(object, "rest_ms", json_integer(result->rest_ms));
     return object;
 }
 
@@ -135,7 +136,8 @@ double baseline_find(const json_t *baseline, const struct result *result)
     const json_t *entry;
     json_array_foreach((json_t *)baseline, i, entry)
     {
-        if (strcmp(json_string_value(json_object_get(entry, "work")), result->work) != 0)
+        if (strcmp(json_string_value(json_object_get(entry, "work")), result->work) != 0 ||
+            json_integer_value(json_object_get(entry, "rest_ms")) != result->rest_ms) /* none in the entry: 0 */
             continue;
         const char *isa = json_string_value(json_object_get(entry, "isa"));
         int same = 2 * (json_integer_value(json_object_get(entry, "threads")) == result->point.at[AXIS_THREADS]) +
