@@ -9,24 +9,27 @@
  *   4. combine    merge of partial results by log-sum-exp
  *
  * Call order of a planned operation (index_prefill, index_decode, prefill, decode):
- *   msa_<op>_plan     host work: checks the description, picks kernels, fixes sizes. Everything that can be refused about
+ *   msa_<op>_plan     host work: checks the description, picks kernels, fixes sizes. All that can be refused about
  *                     shapes and formats is refused here.
  *   msa_<op>_prepare  this step's lengths, page table and selection.
  *   msa_<op>_run      the tensors.
  * `prepare` and `run` never allocate, never wait for the device, never read device data on the host and never read the
  * environment. On a CUDA context both are asynchronous and can be captured in a CUDA graph, once; the graph is then
- * replayed with lengths, tables, lists and tensors changed in place. On a CPU context they return when the work is done.
+ * replayed with lengths, tables, lists and tensors changed in place. On a CPU context they return when the work is
+ * done.
  *
  * Conventions of this header
- * - Shapes are written outermost axis first. The innermost axis is always dense; every other axis has a stride field, in
- *   BYTES. MSA_DENSE (what the INIT macros put there) means dense: the next inner axis' extent times its stride. A stride
- *   whose axis has extent <= 1 is not looked at. Negative strides are refused; 0 is allowed for inputs (broadcast).
+ * - Shapes are written outermost axis first. The innermost axis is always dense; every other axis has a stride field,
+ *   in BYTES. MSA_DENSE (what the INIT macros put there) means dense: the next inner axis' extent times its stride. A
+ *   stride whose axis has extent <= 1 is not looked at. Negative strides are refused; 0 is allowed for inputs
+ *   (broadcast).
  * - Alignment: base and used strides of q, k, v, index_q, index_k and out are multiples of 16 bytes; block scales of
  *   caches of 8; the workspace of 256; everything else of its element size.
- * - Memory is the caller's: no pointer is kept after the work that used it has finished. Buffers named in a step are read
- *   by `prepare` and again by the runs that follow it. Outputs overlap nothing: strides that make an output overlap itself
- *   are refused; overlap between different buffers is the caller's duty and is not looked for. On a CUDA context every tensor pointer is a
- *   device pointer unless its comment says "host"; on a CPU context every pointer is a host pointer.
+ * - Memory is the caller's: no pointer is kept after the work that used it has finished. Buffers named in a step are
+ *   read by `prepare` and again by the runs that follow it. Outputs overlap nothing: strides that make an output
+ *   overlap itself are refused; overlap between different buffers is the caller's duty and is not looked for. On a CUDA
+ *   context every tensor pointer is a device pointer unless its comment says "host"; on a CPU context every pointer is
+ *   a host pointer.
  * - Any physical page may serve any number of table slots and requests.
  * - Every function that returns msa_status leaves a message for MSA_SUCCESS-unequal results in msa_last_error(), which
  *   names the argument, its value and the rule. Nothing is written before all arguments have passed.
@@ -34,12 +37,13 @@
  *   of the plan's error word (msa_plan_error).
  * - Determinism: the bits of a row depend only on its own request (queries, lists, lengths, pages), the plan and the
  *   build; not on other requests, the batch slot, the thread count or the replay.
- * - Threads: a context may be used from several threads at once; a plan by one thread at a time. Two plans share no state.
+ * - Threads: a context may be used from several threads at once; a plan by one thread at a time. Two plans share no
+ *   state.
  * - The library never prints, exits, aborts, or changes the caller's current CUDA device.
  * - Structs grow at their end. `size` tells which version the caller was compiled with; use the INIT macros. A newer
  *   caller's struct is taken as long as the fields this library does not know are zero.
- * - A refused call changes nothing: after a refused `prepare` the last successful one stays in force; what a create or plan
- *   call would have made is NULL.
+ * - A refused call changes nothing: after a refused `prepare` the last successful one stays in force; what a create or
+ *   plan call would have made is NULL.
  * - The stream is the last argument: a cudaStream_t (NULL: the legacy default stream). A CPU context ignores it.
  */
 #ifndef MSA_H
@@ -71,7 +75,7 @@ extern "C" {
 #define MSA_DENSE INT64_MIN        /* stride value: the next inner axis' extent times its stride */
 #define MSA_DEFAULT_SM_SCALE 0.08838834764831845f /* 1/sqrt(128) */
 
-/* ------------------------------------------------------------------------------------------------ statuses and messages */
+/* -------------------------------------------------------------------------------------------- statuses and messages */
 
 /* X(name, value, text): the one list of statuses. */
 #define MSA_STATUS_LIST(X)                                                                          \
@@ -113,19 +117,20 @@ typedef enum msa_dtype {
 
 typedef enum msa_precision {
     MSA_PRECISION_EXACT = 0, /* QK products exact, FP32 accumulation */
-    MSA_PRECISION_FAST = 1,  /* a CUDA device may accumulate QK in FP8 tensor cores, which drop what lies below 2^-13 of a
-                                sum's largest term. Attention: LSE within 1e-2, outputs within 3e-2 + 3e-2|x|. Index
-                                scores: meant to be within 1e-3 + 1e-3|x|; Hopper's sums miss that for some data (1.6 times
-                                it on N(0,1) with NVFP4 keys, 9 times where most products are negative), and always keep
-                                within 2^-9 * sum|q*k|. msa_plan_get_info tells what is computed; a CPU computes `exact`,
-                                and so does index_decode */
+    MSA_PRECISION_FAST = 1,  /* a CUDA device may accumulate QK in FP8 tensor cores, which drop what lies below 2^-13 of
+                                a sum's largest term. Attention: LSE within 1e-2, outputs within 3e-2 + 3e-2|x|. Index
+                                scores: meant to be within 1e-3 + 1e-3|x|; Hopper's sums miss that for some data (1.6
+                                times it on N(0,1) with NVFP4 keys, 9 times where most products are negative), and
+                                always keep within 2^-9 * sum|q*k|. msa_plan_get_info tells what is computed; a CPU
+                                computes `exact`, and so does index_decode */
 } msa_precision;
 
 typedef enum msa_strategy {
     MSA_STRATEGY_AUTO = 0,
     MSA_STRATEGY_QUERY_MAJOR = 1, /* walk the union of a query tile's pages, accumulators on chip */
-    MSA_STRATEGY_PAGE_MAJOR = 2,  /* walk pages, write partials in BF16, combine; CUDA, prefill only. AUTO takes it for tiles
-                                     whose queries share few pages; msa_plan_get_info tells whether a plan has the choice */
+    MSA_STRATEGY_PAGE_MAJOR = 2,  /* walk pages, write partials in BF16, combine; CUDA, prefill only. AUTO takes it for
+                                     tiles whose queries share few pages; msa_plan_get_info tells whether a plan has the
+                                     choice */
 } msa_strategy;
 
 /* Order of the 1024 block scales of one (page, head) of V in NVFP4. */
@@ -137,7 +142,8 @@ typedef enum msa_scale_order {
 /* Order of the ids in a row of `topk`. Unused slots are -1, at the end, in both. */
 typedef enum msa_topk_order {
     MSA_TOPK_ORDER_PAGE = 0,  /* ascending page ids */
-    MSA_TOPK_ORDER_SCORE = 1, /* forced first pages ascending, chosen pages by falling score, forced last pages ascending */
+    MSA_TOPK_ORDER_SCORE = 1, /* forced first pages ascending, chosen pages by falling score, forced last pages
+                                 ascending */
 } msa_topk_order;
 
 /* Bits of a plan's error word. */
@@ -158,8 +164,8 @@ typedef struct msa_workspace msa_workspace;
 #define MSA_DEVICE_CPU (-1)
 
 /* Caller-lent threads: call task(arg, i, thread) once for every i in [0, n), in any order, concurrently if liked, with
- * thread in [0, num_threads) never the same for two calls in flight; return when all are done. 0: done; anything else is
- * reported as MSA_ERROR_CALLBACK. */
+ * thread in [0, num_threads) never the same for two calls in flight; return when all are done. 0: done; anything else
+ * is reported as MSA_ERROR_CALLBACK. */
 typedef int msa_parallel_for_fn(void *data, size_t n, void (*task)(void *arg, size_t i, size_t thread), void *arg);
 /* Host allocator for contexts, plans and CPU workspaces: malloc/free semantics; alignment as malloc. */
 typedef void *msa_alloc_fn(void *data, size_t bytes);
@@ -171,9 +177,9 @@ typedef struct msa_context_options {
     size_t size;
     int32_t device;      /* MSA_DEVICE_CPU, or a CUDA ordinal >= 0 */
     int32_t num_threads; /* CPU: threads to use, 1..1024; 0: what OpenMP would (with parallel_for: must be given) */
-    const char *isa;     /* CPU: cap on the instruction set: "c", "avx2", "avx512", "avx512bf16", "amx", "neon"; NULL: the
-                            environment variable MSA_ISA, and without it (or empty) the fastest level of this machine,
-                            which is amx where the system permits it; else, on Intel, avx512 even where
+    const char *isa;     /* CPU: cap on the instruction set: "c", "avx2", "avx512", "avx512bf16", "amx", "neon"; NULL:
+                            the environment variable MSA_ISA, and without it (or empty) the fastest level of this
+                            machine, which is amx where the system permits it; else, on Intel, avx512 even where
                             avx512bf16 exists. amx adds in another order: its bits differ from the others'. To take it
                             asks Linux for the process's permission to use tile registers, after which signal stacks
                             (sigaltstack) of less than getauxval(AT_MINSIGSTKSZ) bytes, about 11 KB, are refused;
@@ -186,11 +192,12 @@ typedef struct msa_context_options {
     msa_log_fn *log; /* NULL: none */
     void *log_data;
 } msa_context_options;
-#define MSA_CONTEXT_OPTIONS_INIT {sizeof(msa_context_options), MSA_DEVICE_CPU, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define MSA_CONTEXT_OPTIONS_INIT \
+    {sizeof(msa_context_options), MSA_DEVICE_CPU, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
-/* Makes a context. options NULL: all defaults (CPU). *context is NULL on failure. The environment is read here and nowhere
- * else. MSA_ERROR_NO_DEVICE, MSA_ERROR_NO_KERNEL_IMAGE for CUDA ordinals that cannot serve; MSA_ERROR_UNSUPPORTED for an
- * instruction set this machine lacks. */
+/* Makes a context. options NULL: all defaults (CPU). *context is NULL on failure. The environment is read here and
+ * nowhere else. MSA_ERROR_NO_DEVICE, MSA_ERROR_NO_KERNEL_IMAGE for CUDA ordinals that cannot serve;
+ * MSA_ERROR_UNSUPPORTED for an instruction set this machine lacks. */
 MSA_API msa_status msa_context_create(const msa_context_options *options, msa_context **context);
 /* NULL is fine. Plans and workspaces made from the context stay usable: the memory goes with the last of them. */
 MSA_API void msa_context_destroy(msa_context *context);
@@ -200,7 +207,8 @@ typedef struct msa_context_info {
     int32_t device;
     int32_t num_threads;
     int32_t compute_capability; /* CUDA: 90 for 9.0; CPU: 0 */
-    const char *isa;            /* CPU: the level in use; CUDA: the image in use ("sm_90a"); lives as long as the context */
+    const char *isa;            /* CPU: the level in use; CUDA: the image in use ("sm_90a"); lives as long as the
+                                   context */
     const char *device_name;    /* lives as long as the context */
 } msa_context_info;
 #define MSA_CONTEXT_INFO_INIT {sizeof(msa_context_info), 0, 0, 0, NULL, NULL}
@@ -221,9 +229,9 @@ MSA_API msa_status msa_kernel_get(const msa_context *context, size_t index, msa_
 
 /* ------------------------------------------------------------------------------------------------ workspaces */
 
-/* A workspace is plain memory of the caller on the context's device, 256-byte aligned; its contents before a call do not
- * matter. This object is a convenience that allocates one. Plans may share a workspace if each finishes prepare and its
- * runs before the next one's prepare. */
+/* A workspace is plain memory of the caller on the context's device, 256-byte aligned; its contents before a call do
+ * not matter. This object is a convenience that allocates one. Plans may share a workspace if each finishes prepare and
+ * its runs before the next one's prepare. */
 MSA_API msa_status msa_workspace_create(msa_context *context, size_t bytes, msa_workspace **workspace);
 /* Grows it to at least `bytes` (contents are lost, and the address may change); never shrinks. */
 MSA_API msa_status msa_workspace_reserve(msa_workspace *workspace, size_t bytes);
@@ -249,22 +257,23 @@ typedef struct msa_plan_info {
 /* The strings live as long as the plan. */
 MSA_API msa_status msa_plan_get_info(const msa_plan *plan, msa_plan_info *info);
 /* Bytes of workspace that every step within the plan's capacity needs (0 is possible). 0 for NULL. Grows with every
- * capacity; on a CPU the size for prefill depends on threads and tile only, not on max_total_q or max_kv_len. On a GPU an
- * index plan whose outputs lack MSA_INDEX_SCORES keeps the scores of a whole step there: 4*H*max_total_q*max_pages bytes
- * (8192 queries over 1M tokens, 4 heads: 1 GiB). Where that is too much, plan for fewer rows and run a step in parts. A
- * prefill plan on a GPU has up to 768 MiB for converted pages and, if it may go page-major, up to 1.03 GiB for partials
- * and 1/topk GiB for queries (E4M3: half of that); plans with MSA_STRATEGY_QUERY_MAJOR need neither. */
+ * capacity, and with topk but in prefill on a GPU; on a CPU the size for prefill depends on threads and tile only, not
+ * on max_total_q or max_kv_len. On a GPU an index plan whose outputs lack MSA_INDEX_SCORES keeps the scores of a whole
+ * step there: 4*H*max_total_q*max_pages bytes (8192 queries over 1M tokens, 4 heads: 1 GiB). Where that is too much,
+ * plan for fewer rows and run a step in parts. A prefill plan on a GPU has up to 768 MiB for converted pages and, if it
+ * may go page-major, up to 1.03 GiB for partials and 1/topk GiB for queries (E4M3: half of that); plans with
+ * MSA_STRATEGY_QUERY_MAJOR need neither. */
 MSA_API size_t msa_plan_workspace(const msa_plan *plan);
-/* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it; prepare and run set it. */
+/* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it, both set it. */
 MSA_API msa_status msa_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream);
 /* NULL is fine. CUDA: the plan's work must have finished. */
 MSA_API void msa_plan_destroy(msa_plan *plan);
 
 /* This step's requests. B = batch, T = total_q, P = the plan's max_pages.
- * Request b owns the query rows cu_seqlens_q[b] .. cu_seqlens_q[b+1]-1 (L of them) and n = kv_lens[b] keys, INCLUDING the
- * new ones. Its i-th query sits at position n - L + i and sees the positions <= its own (causal, bottom-right). A row at
- * a negative position sees nothing: out 0, lse -inf, list -1, scores untouched. Rows at or past cu_seqlens_q[B] are
- * padding: neither read nor written. Pad a batch with requests of L = 0 or n = 0. */
+ * Request b owns the query rows cu_seqlens_q[b] .. cu_seqlens_q[b+1]-1 (L of them) and n = kv_lens[b] keys, INCLUDING
+ * the new ones. Its i-th query sits at position n - L + i and sees the positions <= its own (causal, bottom-right). A
+ * row at a negative position sees nothing: out 0, lse -inf, list -1, scores untouched. Rows at or past cu_seqlens_q[B]
+ * are padding: neither read nor written. Pad a batch with requests of L = 0 or n = 0. */
 typedef struct msa_step {
     size_t size;
     int32_t batch;                /* B, host number, 0..the plan's max_batch */
@@ -274,17 +283,18 @@ typedef struct msa_step {
     const int32_t *cu_seqlens_k;  /* [B+1], differences are the kv lengths; not together with kv_lens */
     const int32_t *page_table;    /* [B, P], logical -> physical page; entries past a request's pages are never read */
     int64_t page_table_stride;    /* between requests; at least 4*P, or 0: one table for all */
-    const int32_t *topk;          /* attention only: [lists, T, k] logical page ids, -1 = none; holes, any order and repeated
-                                     ids are legal (a repeated page counts once); ids of pages that the row cannot see
-                                     contribute nothing. KV head j uses list j/(num_kv_heads/lists) */
+    const int32_t *topk;          /* attention only: [lists, T, k] logical page ids, -1 = none; holes, any order and
+                                     repeated ids are legal (a repeated page counts once); ids of pages that the row
+                                     cannot see contribute nothing. KV head j uses list j/(num_kv_heads/lists) */
     int64_t topk_head_stride;     /* between lists ([T, lists, k] layout by strides) */
     int64_t topk_row_stride;      /* between rows */
-    void *workspace;              /* msa_plan_workspace() bytes on the plan's device, used until the last run of this step */
+    void *workspace;              /* msa_plan_workspace() bytes on the plan's device, used until the last run of this
+                                     step */
     size_t workspace_bytes;
 } msa_step;
 #define MSA_STEP_INIT {sizeof(msa_step), 0, 0, NULL, NULL, NULL, NULL, MSA_DENSE, NULL, MSA_DENSE, MSA_DENSE, NULL, 0}
 
-/* ------------------------------------------------------------------------------------------------ index (scores, selection) */
+/* ---------------------------------------------------------------------------------------- index (scores, selection) */
 
 enum {
     MSA_INDEX_SCORES = 1,    /* write scores */
@@ -337,8 +347,8 @@ typedef struct msa_index_args {
     {sizeof(msa_index_args), NULL, MSA_DENSE, MSA_DENSE, NULL, MSA_DENSE, MSA_DENSE, NULL, MSA_DENSE, MSA_DENSE, 0, \
      NULL, MSA_DENSE, MSA_DENSE, NULL, MSA_DENSE, MSA_DENSE, NULL}
 
-/* index_prefill is for many queries per request, index_decode for few; both take any lengths, and in `exact` give the same
- * bits. */
+/* index_prefill is for many queries per request, index_decode for few; both take any lengths, and in `exact` give the
+ * same bits. */
 MSA_API msa_status msa_index_prefill_plan(msa_context *context, const msa_index_desc *desc, msa_plan **plan);
 MSA_API msa_status msa_index_prefill_prepare(msa_plan *plan, const msa_step *step, msa_stream stream);
 MSA_API msa_status msa_index_prefill_run(msa_plan *plan, const msa_index_args *args, msa_stream stream);
@@ -346,21 +356,24 @@ MSA_API msa_status msa_index_decode_plan(msa_context *context, const msa_index_d
 MSA_API msa_status msa_index_decode_prepare(msa_plan *plan, const msa_step *step, msa_stream stream);
 MSA_API msa_status msa_index_decode_run(msa_plan *plan, const msa_index_args *args, msa_stream stream);
 
-/* ------------------------------------------------------------------------------------------------ attention (prefill, decode) */
+/* -------------------------------------------------------------------------------------- attention (prefill, decode) */
 
 typedef struct msa_attention_desc {
     size_t size;
-    msa_dtype q_dtype;         /* E4M3 with E4M3 or NVFP4 K/V; BF16 with BF16, E4M3, NVFP4; FP16 with FP16, E4M3, NVFP4 */
+    msa_dtype q_dtype;         /* E4M3 with E4M3 or NVFP4 K/V; BF16 with BF16, E4M3, NVFP4;
+                                  FP16 with FP16, E4M3, NVFP4 */
     msa_dtype kv_dtype;
     msa_dtype out_dtype;       /* BF16, FP16 or MSA_DTYPE_DEFAULT */
-    int32_t num_q_heads;       /* Hq, a multiple of num_kv_heads, at most 16 times it; query head h uses KV head h/(Hq/Hkv) */
+    int32_t num_q_heads;       /* Hq, a multiple of num_kv_heads, at most 16 times it; query head h uses KV head
+                                  h/(Hq/Hkv) */
     int32_t num_kv_heads;      /* Hkv, 1..1024 */
     int32_t num_lists;         /* lists a row of `topk`: a divisor of num_kv_heads (the index heads); 0: num_kv_heads */
     int32_t head_dim;          /* 128 */
     int32_t page_size;         /* 128 */
     int32_t causal;            /* 1 */
     int32_t topk;              /* k, 1..32: ids a list */
-    float sm_scale;            /* logits = sm_scale * q_descale * k_descale (or k_global_scale) * dot(q, k); finite, > 0 */
+    float sm_scale;            /* logits = sm_scale * q_descale * k_descale (or k_global_scale) * dot(q, k);
+                                  finite, > 0 */
     msa_precision precision;
     msa_strategy strategy;
     msa_scale_order v_scale_order; /* NVFP4 only */
@@ -373,8 +386,8 @@ typedef struct msa_attention_desc {
     {sizeof(msa_attention_desc), MSA_E4M3, MSA_E4M3, MSA_DTYPE_DEFAULT, 64, 4, 0, MSA_HEAD_DIM, MSA_PAGE_SIZE, 1, 16, \
      MSA_DEFAULT_SM_SCALE, MSA_PRECISION_EXACT, MSA_STRATEGY_AUTO, MSA_SCALE_LINEAR, 0, 1, 1, 1}
 
-/* K and V. A cache where both lie in one allocation is reached by strides: [pages, Hkv, 128, 2*128] (token stride of two
- * rows, v = k + one row), [pages, 2, 128, Hkv, 128] (token stride Hkv rows, head stride one row), or NVFP4 slots
+/* K and V. A cache where both lie in one allocation is reached by strides: [pages, Hkv, 128, 2*128] (token stride of
+ * two rows, v = k + one row), [pages, 2, 128, Hkv, 128] (token stride Hkv rows, head stride one row), or NVFP4 slots
  * [pages, 2*Hkv, 128, 72] (slot 2h is K of head h, 2h+1 its V; each slot 8192 bytes of codes, then 1024 of scales). */
 typedef struct msa_attention_args {
     size_t size;
@@ -436,7 +449,8 @@ typedef struct msa_topk_args {
     int32_t num_heads;           /* H, 1..1024 */
     int64_t rows;                /* R, 0..2^31-1 */
     int32_t columns;             /* C, 0..8192 */
-    const int32_t *valid_pages;  /* [R]: n of each row, clamped to 0..C; page n-1 is the row's own; columns >= n unread */
+    const int32_t *valid_pages;  /* [R]: n of each row, clamped to 0..C; page n-1 is the row's own; columns from n on
+                                    are not read */
     int32_t k;                   /* 1..32 */
     int32_t init_pages;          /* >= 0 */
     int32_t local_pages;         /* >= 1; init_pages + local_pages <= k */
@@ -445,7 +459,8 @@ typedef struct msa_topk_args {
     int64_t topk_head_stride, topk_row_stride;
 } msa_topk_args;
 #define MSA_TOPK_ARGS_INIT \
-    {sizeof(msa_topk_args), NULL, MSA_DENSE, MSA_DENSE, 1, 0, 0, NULL, 16, 0, 1, MSA_TOPK_ORDER_PAGE, NULL, MSA_DENSE, MSA_DENSE}
+    {sizeof(msa_topk_args), NULL, MSA_DENSE, MSA_DENSE, 1, 0, 0, NULL, 16, 0, 1, MSA_TOPK_ORDER_PAGE, NULL, \
+     MSA_DENSE, MSA_DENSE}
 MSA_API msa_status msa_topk(msa_context *context, const msa_topk_args *args, msa_stream stream);
 
 /* Merges the splits of each row: lse = log(sum exp(lse_s)), out = sum exp(lse_s - lse) * o_s.
@@ -501,16 +516,19 @@ typedef struct msa_merge_args {
     {sizeof(msa_merge_args), 0, NULL, 0, 1, MSA_DTYPE_DEFAULT, NULL, MSA_DENSE, MSA_DENSE, NULL, MSA_DENSE, MSA_DENSE}
 MSA_API msa_status msa_merge(msa_context *context, const msa_merge_args *args, msa_stream stream);
 
-/* Number formats, row by row. R = rows, C = cols (a multiple of 16, >= 16, <= 2^20). NVFP4 rows are C/2 bytes of codes and
- * C/16 bytes of scales.
+/* Number formats, row by row. R = rows, C = cols (a multiple of 16, >= 16, <= 2^20). NVFP4 rows are C/2 bytes of codes
+ * and C/16 bytes of scales.
  *
  * quantise, from F32, BF16 or FP16 (all arithmetic in FP32 with IEEE division):
  *   E4M3   code = e4m3_rn_satfinite(x / descale)
- *   NVFP4  per 16 elements: s = e4m3_rn_satfinite((amax / g) / 6), code = e2m1_rn_satfinite((x / g) / s), g = global scale
+ *   NVFP4  per 16 elements: s = e4m3_rn_satfinite((amax / g) / 6), code = e2m1_rn_satfinite((x / g) / s), g = global
+ *          scale
  *          or 1. s = 0 gives codes 0; a NaN or Inf in the block gives scale 0x7F and codes 0.
- * convert, from E4M3, NVFP4, BF16 or FP16 to E4M3, BF16, FP16 or F32 (source narrower than or equal to the destination):
+ * convert, from E4M3, NVFP4, BF16 or FP16 to E4M3, BF16, FP16 or F32 (source narrower than or equal to the
+ * destination):
  *   NVFP4 -> E4M3         e4m3_rn_satfinite(code * scale); a NaN scale gives NaN (0x7F)
- *   everything else       exact (NVFP4 -> 16 bit: code * scale, which those hold exactly). Scales of whole tensors are not applied.
+ *   everything else       exact (NVFP4 -> 16 bit: code * scale, which those hold exactly). Scales of whole tensors
+ *                         are not applied.
  */
 typedef struct msa_quantise_args {
     size_t size;
@@ -545,12 +563,13 @@ typedef struct msa_convert_args {
     {sizeof(msa_convert_args), 0, 0, MSA_NVFP4, NULL, MSA_DENSE, NULL, MSA_DENSE, MSA_E4M3, NULL, MSA_DENSE}
 MSA_API msa_status msa_convert(msa_context *context, const msa_convert_args *args, msa_stream stream);
 
-/* Appends new tokens' K, V and index-K to caches, by slot. N = tokens. Any of the three may be left out (source and cache
- * both NULL). A slot is physical page*128 + offset; negative, or at or past num_pages*128: that token is skipped. A slot
- * that is given twice holds the later token's value on a CPU; on a GPU each of its bytes is one of those tokens', not the
- * same in every run, and not of one token alone. Other slots are not touched by that.
- * Source dtypes F32, BF16, FP16 go to any cache dtype: to BF16 and FP16 by round-to-nearest-even, to E4M3 and NVFP4 as by
- * msa_quantise (one block = 16 head-dim elements of one token). A source that has the cache's own dtype E4M3 is copied. */
+/* Appends new tokens' K, V and index-K to caches, by slot. N = tokens. Any of the three may be left out (source and
+ * cache both NULL). A slot is physical page*128 + offset; negative, or at or past num_pages*128: that token is skipped.
+ * A slot that is given twice holds the later token's value on a CPU; on a GPU each of its bytes is one of those
+ * tokens', not the same in every run, and not of one token alone. Other slots are not touched by that.
+ * Source dtypes F32, BF16, FP16 go to any cache dtype: to BF16 and FP16 by round-to-nearest-even, to E4M3 and NVFP4 as
+ * by msa_quantise (one block = 16 head-dim elements of one token). A source that has the cache's own dtype E4M3 is
+ * copied. */
 typedef struct msa_cache_write_args {
     size_t size;
     int64_t tokens;              /* N, 0..2^31-1 */
@@ -574,7 +593,8 @@ typedef struct msa_cache_write_args {
     void *v_scale;               /* NVFP4 */
     int64_t v_scale_page_stride, v_scale_head_stride, v_scale_token_stride;
     msa_scale_order v_scale_order; /* NVFP4 only */
-    const float *k_descale;      /* optional; E4M3: [1] with stride 0 (default) or one a KV head; NVFP4: [1], the global scale */
+    const float *k_descale;      /* optional; E4M3: [1] with stride 0 (default) or one a KV head; NVFP4: [1], the global
+                                    scale */
     int64_t k_descale_stride;
     const float *v_descale;
     int64_t v_descale_stride;

@@ -14,8 +14,8 @@
  * Shared memory: a block, alone on its SM, has two such rings, each with its own threads: 224 KB under way.
  * Registers: 96.
  * Floor: S reads of 260 bytes and one write a head (16 x 16384 x 64: 4.36 GB read, 930 us at 4.69 TB/s).
- * Measured there on an H200, 2026-11-29, each ring a block of its own: 1078 us, 4.30 TB/s read and written. 4096 rows
- * 278 us, 256 rows 27 us.
+ * Measured there on an H200, 2026-11-30: 1067 us, 4.34 TB/s read and written (1113 with states marked `evict_first`,
+ * which therefore only the kernels' own are). 2026-11-29: 4096 rows 278 us, 256 rows 27 us.
  */
 #include "combine.cuh"
 #include "ptx_sm90.cuh"
@@ -107,11 +107,14 @@ static __device__ inline void copy_states(const cuda_merge &merge, int64_t first
         next = look_at_counts(merge, first + step, heads);
         for (int s = 0; s < states; s++) {
             if (threadIdx.x % CUDA_WARP == 0) {
-                uint32_t full = shared_address(&m.full[at.slot]);
+                uint32_t full = shared_address(&m.full[at.slot]), slot = shared_address(m.slot[at.slot]);
+                const char *from = (const char *)job.states[s].out + first * ROW_BYTES;
                 barrier_wait(shared_address(&m.empty[at.slot]), at.parity);
                 barrier_expect(full, bytes);
-                copy_bulk_once(shared_address(m.slot[at.slot]), (const char *)job.states[s].out + first * ROW_BYTES,
-                               bytes, full);
+                if (merge.blocked) /* the kernel's own; the caller's may be read again */
+                    copy_bulk_once(slot, from, bytes, full);
+                else
+                    copy_bulk(slot, from, bytes, full);
             }
             advance(at);
         }
