@@ -13,6 +13,7 @@ set(MSA_CUDA_SOURCES
     src/cuda/index_smxx.cu
     src/cuda/prefill_cut_sm90.cu
     src/cuda/prefill_join_sm90.cu
+    src/cuda/prefill_lists_sm90.cu
     src/cuda/prefill_pages_sm90.cu
     src/cuda/prefill_sm90.cu
     src/cuda/prepare_smxx.cu

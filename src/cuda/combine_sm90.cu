@@ -24,7 +24,6 @@ enum {
     HEADS = 64, /* of a tile */
     TEAM = 4,   /* threads a head */
     CHUNKS = 4, /* of 8 elements, a thread */
-    BLOCK = 16, /* heads, of states in blocks */
     ADDERS = HEADS * TEAM,
     ROW_BYTES = 2 * MSA_HEAD_DIM,
     SLOT_BYTES = HEADS * ROW_BYTES,
@@ -102,7 +101,7 @@ static __device__ inline void copy_states(const cuda_merge &merge, int64_t first
     for (; first < heads; first += step) {
         uint32_t bytes = ROW_BYTES * (uint32_t)(heads - first < HEADS ? heads - first : HEADS);
         if (merge.blocked)
-            bytes = (bytes + BLOCK * ROW_BYTES - 1) / (BLOCK * ROW_BYTES) * (BLOCK * ROW_BYTES);
+            bytes = (bytes + PARTIAL_BLOCK * ROW_BYTES - 1) / (PARTIAL_BLOCK * ROW_BYTES) * (PARTIAL_BLOCK * ROW_BYTES);
         int states = __reduce_max_sync(~0u, next);
         next = look_at_counts(merge, first + step, heads);
         for (int s = 0; s < states; s++) {
@@ -202,12 +201,12 @@ static __device__ inline int chunk_offset(int c)
 template <msa_dtype DTYPE, bool BLOCKED>
 static __device__ inline void add_state(const uint8_t *slot, int head, float weight, float (&out)[CHUNKS][8])
 {
-    const uint8_t *from = BLOCKED ? slot + head / BLOCK * (BLOCK * ROW_BYTES) + head % BLOCK * (ROW_BYTES / CHUNKS) +
-                                        threadIdx.x % TEAM * 16
+    const uint8_t *from = BLOCKED ? slot + head / PARTIAL_BLOCK * (PARTIAL_BLOCK * ROW_BYTES) +
+                                        head % PARTIAL_BLOCK * (ROW_BYTES / CHUNKS) + threadIdx.x % TEAM * 16
                                   : slot + head * ROW_BYTES;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
-        uint4 data = *(const uint4 *)(from + (BLOCKED ? c * (BLOCK * ROW_BYTES / CHUNKS) : chunk_offset(c)));
+        uint4 data = *(const uint4 *)(from + (BLOCKED ? c * (PARTIAL_BLOCK * ROW_BYTES / CHUNKS) : chunk_offset(c)));
 #pragma unroll
         for (int i = 0; i < 8; i++)
             out[c][i] = fmaf(weight, state_element<DTYPE>((const uint32_t *)&data, i), out[c][i]);

@@ -122,7 +122,7 @@ static __device__ inline void add_states(const cuda_merge &merge, const weights 
             const msa_merge_state &state = job.states[s];
             const char *from = (const char *)state.out + row * state.out_row_stride + head * state.out_head_stride;
             if (blocked) {
-                constexpr int BLOCK = 16, ROW = 2 * MSA_HEAD_DIM;
+                constexpr int BLOCK = PARTIAL_BLOCK, ROW = 2 * MSA_HEAD_DIM;
                 int64_t index = row * job.num_q_heads + head;
                 from = (const char *)state.out + index / BLOCK * (BLOCK * ROW) + index % BLOCK * (ROW / 4) +
                        lane / 4 * (BLOCK * ROW / 4);

@@ -76,7 +76,7 @@ struct cuda_part {
 
 /* Of a plan's error: each block of prepare's first launch writes its own, so that none must be cleared before. Launches
  * behind it add bits to the first, by atomicOr; all together are the error. */
-enum { CUDA_ERROR_WORDS = 32 };
+enum { CUDA_ERROR_WORDS = 128 };
 
 /* A page that a row sees. The physical page is what the table says; `run` knows the cache's size and checks it. */
 struct cuda_page {
@@ -146,13 +146,14 @@ struct cuda_result {
  * log2_one      sums count a term of 1 as 2^log2_one, as exp2_approx has it,
  * factor        NULL, or: what results are multiplied with, one a KV head, factor_stride bytes apart; and
  * global_factor NULL, or: [1] the same for all
- * blocked       states' outs lie in blocks of 16 heads of the flat list (the last one is there in full): 64 bytes of
- *               each head, then the next 64 of each
+ * blocked       states' outs lie in blocks of PARTIAL_BLOCK heads of the flat list (the last one is there in full): 64
+ *               bytes of each head, then the next 64 of each
  * requests      NULL, or [2] on the device: only the rows of requests from the first to before the second; with it go
  *               counts that are negative, which leave a row and KV head as they are, and
  * work          [1] on the device: 0: no row is to be merged; written before the launch ahead began
  * after_kernel  the launch ahead on the stream wrote the states and lets its dependents start early; wait on the
  *               device */
+enum { PARTIAL_BLOCK = 16 };
 struct cuda_merge {
     struct merge_job job;
     const struct cuda_row *rows;

@@ -17,6 +17,7 @@
  * head: FP8 941 us, BF16 1020 us, NVFP4 1042 us; decode, batch 32 at 32K, 4 heads, FP8: 61 us.
  */
 #include "page.cuh"
+#include "step.cuh"
 
 #include <math.h>
 
@@ -155,15 +156,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) score_pages(con
     const int64_t *first_step = job.step.first_step;
     int64_t steps = first_step[job.step.num_tiles];
     int64_t begin = steps * blockIdx.x / gridDim.x, end = steps * (blockIdx.x + 1) / gridDim.x;
-    int32_t low = 0, high = job.step.num_tiles; /* first_step[low] <= begin < first_step[high] */
-    while (high - low > 1) {
-        int32_t middle = low + (high - low) / 2;
-        if (first_step[middle] <= begin)
-            low = middle;
-        else
-            high = middle;
-    }
-    for (int32_t i = low; begin < end; i++) {
+    for (int32_t i = first_above(first_step, job.step.num_tiles, begin) - 1; begin < end; i++) {
         int64_t first = first_step[i], stop = first_step[i + 1] < end ? first_step[i + 1] : end;
         if (stop > begin)
             score_tile<STORAGE, TYPE, ROW_WARPS>(job, job.step.tiles[i], (int32_t)(begin - first),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * prefill_cut_sm90.cuh - what the launches of prefill's `prepare` share: the choice of a tile's strategy, and counting
- * the entries of page-major ones.
+ * prefill_cut_sm90.cuh - what the launches of prefill's `prepare` share: the choice of a tile's strategy, and what
+ * follows from it at once.
  *
  * Query-major computes every page of the union of a warpgroup's queries for all of them; page-major the rows that
  * selected it, but pays for partial results, and for pages that few rows selected. A tile's choice follows from its
@@ -12,22 +12,12 @@
 
 #include "prefill_pages_sm90.cuh"
 
-enum {
-    PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32, /* of a bitmap of all pages of a request */
-    COUNTS = 4                                        /* of a lane, under way */
-};
+enum { PAGE_WORDS = MSA_MAX_KV_LEN / MSA_PAGE_SIZE / 32 /* of a bitmap of all pages of a request */ };
 
 /* Of plans whose tiles have at most a warp's queries; their unions come with the choice. */
 static __host__ __device__ __forceinline__ bool joins_few(const cuda_attention &job)
 {
     return tile_queries(job) <= CUDA_WARP;
-}
-
-/* Where a page of a request is counted. */
-static __device__ __forceinline__ int64_t find_place(const pages_job &job, int32_t first_page, int32_t chunk,
-                                                     int32_t page)
-{
-    return first_page + (int64_t)chunk * job.own.first_page[job.step.batch + 1] + page;
 }
 
 /* Of a page-major step in 1/16 of a query-major one, results and merge included: from where both take the same, by
@@ -67,55 +57,31 @@ static __device__ __forceinline__ void leave_query_major(const pages_job &job, c
         set_count(job, list, tile.first_row + row, -1);
 }
 
-/* Counts the entries of a page-major tile. By a warp. */
-static __device__ void count_entries(const pages_job &job, const cuda_tile &tile, int64_t list, int64_t index)
+/* Of a page-major tile. By a warp. */
+static __device__ __forceinline__ void make_page_major(const pages_job &job, const cuda_tile &tile, int64_t list,
+                                                       int64_t index)
 {
-    int lane = threadIdx.x % CUDA_WARP, chunk = tile.first_row / job.pages.chunk_rows,
-        in_next =
-            (chunk + 1) * job.pages.chunk_rows - tile.first_row; /* from this row of the tile on; chunks are longer */
-    uint32_t topk = (uint32_t)job.step.topk, ids = (uint32_t)tile.num_rows * topk;
-    uint32_t place = (uint32_t)find_place(job, job.own.first_page[tile.request], chunk, 0),
-             in_chunk = (uint32_t)job.own.first_page[job.step.batch + 1];
-    int64_t id = (list * job.step.total_q + tile.first_row) * topk;
-    const cuda_page *pages = job.step.pages + id;
-    page_position *positions = job.pages.positions + id;
-    uint32_t *counters = job.pages.counters + list * job.pages.num_places;
-    int32_t *chunks = job.pages.chunks + list * job.pages.num_places;
+    int lane = threadIdx.x % CUDA_WARP, topk = job.step.topk, chunk = tile.first_row / job.pages.chunk_rows,
+        last_chunk =
+            (tile.first_row + tile.num_rows - 1) / job.pages.chunk_rows; /* the next at most, as chunks are long */
     if (lane == 0) {
         job.own.tiles[list * job.step.num_tiles + index].size = PAGE_MAJOR_TILE;
-        job.pages.chosen[chunk] = *job.pages.page_major = 1;
-        if (in_next < tile.num_rows)
-            job.pages.chosen[chunk + 1] = 1;
+        if (!__ldcg(job.pages.chosen + chunk)) /* or all tiles write there */
+            *job.pages.page_major = job.pages.chosen[chunk] = 1;
+        if (last_chunk > chunk)
+            job.pages.chosen[last_chunk] = 1;
     }
-    for (uint32_t begin = lane; begin < ids; begin += COUNTS * CUDA_WARP) {
-        int32_t page[COUNTS], next[COUNTS];
-        page_position at[COUNTS];
-#pragma unroll
-        for (int i = 0; i < COUNTS; i++) {
-            uint32_t own = begin + i * CUDA_WARP;
-            page[i] = own < ids ? pages[own].logical : -1;
-            next[i] = own + 1 < ids ? pages[own + 1].logical : -1;
+    for (int row = lane; row < tile.num_rows; row += CUDA_WARP) {
+        const cuda_page *pages = job.step.pages + (list * job.step.total_q + tile.first_row + row) * topk;
+        int32_t low = 0, high = topk; /* a row's pages come first */
+        while (low < high) {
+            int32_t middle = (low + high) / 2;
+            if (pages[middle].logical < 0)
+                high = middle;
+            else
+                low = middle + 1;
         }
-#pragma unroll
-        for (int i = 0; i < COUNTS; i++) {
-            at[i] = page_position{NO_PLACE, 0};
-            if (page[i] < 0)
-                continue;
-            int row = (int)((begin + i * CUDA_WARP) / topk);
-            at[i].place = place + (row < in_next ? 0 : in_chunk) + (uint32_t)page[i];
-            at[i].position = atomicAdd(&counters[at[i].place], 1);
-        }
-#pragma unroll
-        for (int i = 0; i < COUNTS; i++) {
-            uint32_t own = begin + i * CUDA_WARP, row = own / topk, rank = own - row * topk;
-            if (own >= ids)
-                continue;
-            positions[own] = at[i];
-            if (page[i] < 0 ? rank == 0 : rank == topk - 1 || next[i] < 0)
-                set_count(job, list, tile.first_row + (int)row, page[i] < 0 ? 0 : (int32_t)rank + 1);
-            if (page[i] >= 0 && at[i].position == 0) /* the same by whoever is first */
-                chunks[at[i].place] = chunk + ((int)row < in_next ? 0 : 1);
-        }
+        set_count(job, list, tile.first_row + row, low);
     }
 }
 
@@ -129,5 +95,8 @@ static __device__ __forceinline__ void write_source(const pages_job &job, int64_
 
 /* Unions of the tiles that are not page-major; of few queries: the choice, too. */
 cudaError_t join_tiles(const pages_job &job, cudaStream_t stream);
+
+/* Entries and items of those that are. */
+cudaError_t list_pages(const pages_job &job, cudaStream_t stream);
 
 #endif

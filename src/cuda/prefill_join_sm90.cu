@@ -149,7 +149,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
     }
     if (chooses) {
         if (is_scattered(job, step.requests[tile.request], joined, (int)__reduce_add_sync(~0u, (uint32_t)named))) {
-            count_entries(job, tile, list, index);
+            make_page_major(job, tile, list, index);
             return;
         }
         leave_query_major(job, tile, list);

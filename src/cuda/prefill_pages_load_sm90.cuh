@@ -254,6 +254,8 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_queries(const __grid
 {
     constexpr uint32_t PIECES = shape<T>::QUERY_BYTES / 16;
     const msa_attention_args &a = job.args;
+    if (!job.pages.chosen[job.chunk])
+        return;
     int64_t first = (int64_t)job.chunk * job.pages.chunk_rows, left = job.step.total_q - first;
     uint32_t rows = (uint32_t)(left < job.pages.chunk_rows ? left : job.pages.chunk_rows);
     const char *q =

@@ -14,7 +14,7 @@
  * merges.
  *
  * Memory: partial results of a chunk, at most MAX_PARTIAL_BYTES, 8 bytes of state for each 256 of them; the chunk's
- * queries; of each list 12 to 14 bytes for each page of each row, and up to 56 for each page of each request (and once
+ * queries; of each list 4 to 6 bytes for each page of each row, and up to 52 for each page of each request (and once
  * more of one request for each chunk).
  */
 #ifndef MSA_CUDA_PREFILL_PAGES_SM90_CUH
@@ -27,25 +27,17 @@ enum {
     MOST_TAKEN = 4,  /* items that a block takes at once */
     MIN_CHUNK = 512, /* rows; plans whose rows are so large that a chunk would hold fewer are query-major */
     ENTRY_ROW_BITS = 26,
-    PARTIAL_BYTES = 2 * MSA_HEAD_DIM,
-    PARTIAL_BLOCK = 16 /* heads whose partial results lie together, see struct cuda_merge */
+    PARTIAL_BYTES = 2 * MSA_HEAD_DIM
 };
 constexpr int64_t MAX_PARTIAL_BYTES = INT64_C(1) << 30;
 
 /* Of a tile's union, once the tile is page-major. */
 enum { PAGE_MAJOR_TILE = -1 };
 
-/* Of a row's page. */
-struct page_position {
-    uint32_t place;    /* NO_PLACE: none */
-    uint32_t position; /* of the entry in its place */
-};
-constexpr uint32_t NO_PLACE = ~0u;
-
 struct alignas(16) page_place {
     uint32_t entry, item; /* the first */
     int32_t count;        /* of entries */
-    int32_t chunk;
+    uint32_t some;        /* of the list's (row, page), numbered row * topk + rank: one of the place's */
 };
 
 struct alignas(16) page_item {
@@ -58,21 +50,21 @@ struct alignas(16) page_item {
 };
 
 struct page_memory {
-    uint32_t *counters;       /* [lists][places] entries of a place, then [lists][chunks] items of a chunk */
-    uint32_t *chosen;         /* [chunks] some row is page-major */
-    uint32_t *query_major;    /* [1] some tile is query-major */
-    uint32_t *taken;          /* [2] items that blocks have taken, blocks that found none left; 0 between launches */
-    uint32_t *page_major;     /* [1] some tile is page-major */
-    int32_t *chunks;          /* [lists][places] chunk of a place */
-    page_place *places;       /* [lists][places] */
-    page_position *positions; /* [lists][rows * topk] */
-    uint32_t *entries;        /* [lists][rows * topk] row, from ENTRY_ROW_BITS on the rank */
-    page_item *items;         /* [lists][most_items] */
-    int32_t *first_item;      /* [lists][chunks + 1] */
-    int32_t *counts;          /* [rows][kv_heads] pages of a row; -1: it is query-major */
-    uint8_t *partials;        /* [topk][slab][128], a slab [chunk_rows][heads of the window] in whole blocks */
-    float2 *states;           /* [topk][slab] maximum and sum */
-    uint8_t *queries;         /* [chunk_rows][heads of the window][128], if it must be copied */
+    uint32_t *counters;    /* [lists][places] entries of a place; once all are counted, where its next one goes */
+    uint32_t *chunk_items; /* [lists][chunks] items of a chunk */
+    uint32_t *counted;     /* [lists] blocks that have counted their entries */
+    uint32_t *chosen;      /* [chunks] some row is page-major */
+    uint32_t *query_major; /* [1] some tile is query-major */
+    uint32_t *taken;       /* [2] items that blocks have taken, blocks that found none left; 0 between launches */
+    uint32_t *page_major;  /* [1] some tile is page-major */
+    page_place *places;    /* [lists][places] */
+    uint32_t *entries;     /* [lists][rows * topk] row, from ENTRY_ROW_BITS on the rank */
+    page_item *items;      /* [lists][most_items] */
+    int32_t *first_item;   /* [lists][chunks + 1] */
+    int32_t *counts;       /* [rows][kv_heads] pages of a row; -1: it is query-major */
+    uint8_t *partials;     /* [topk][slab][128], a slab [chunk_rows][heads of the window] in whole blocks */
+    float2 *states;        /* [topk][slab] maximum and sum */
+    uint8_t *queries;      /* [chunk_rows][heads of the window][128], if it must be copied */
     int64_t num_places, most_items;
     int32_t chunk_rows, num_chunks;
     size_t counter_bytes, bytes;
@@ -108,15 +100,15 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     int64_t used = m.num_places < ids ? m.num_places : ids; /* places with an entry */
     int64_t step = GROUP_WARPS * warp_queries(job);
     m.most_items = ids / (ITEM_STEPS * step) + used;
-    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 4) * 4);
+    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks + 1) + m.num_chunks + 4) * 4);
     m.counters = (uint32_t *)take((int64_t)m.counter_bytes);
-    m.chosen = m.counters + lists * (m.num_places + m.num_chunks);
+    m.chunk_items = m.counters + lists * m.num_places;
+    m.counted = m.chunk_items + lists * m.num_chunks;
+    m.chosen = m.counted + lists;
     m.query_major = m.chosen + m.num_chunks;
     m.taken = m.query_major + 1;
     m.page_major = m.taken + 2;
-    m.chunks = (int32_t *)take(lists * m.num_places * 4);
     m.places = (page_place *)take(lists * m.num_places * (int64_t)sizeof(page_place));
-    m.positions = (page_position *)take(lists * ids * (int64_t)sizeof(page_position));
     m.entries = (uint32_t *)take(lists * ids * 4);
     m.items = (page_item *)take(lists * m.most_items * (int64_t)sizeof(page_item));
     m.first_item = (int32_t *)take(lists * (m.num_chunks + 1) * 4);

@@ -10,7 +10,9 @@
  *   steps     one block     some index plans: adds up the tiles' history pages
  *   parts     one block     others: cuts them into equal parts
  * Each launch but the first is on its way while the one ahead of it runs, and waits on the device: 1 us less a launch.
- * Steps as decode has them (is_small) take one launch for all of it.
+ * Steps as decode has them (is_small) take one launch for all of it, in blocks each of which cleans all requests for
+ * itself; what bounds that is how many loads wait for each other, so blocks are small and many, lists are read while
+ * requests are cleaned, and tiles are made beside them.
  * Bytes: reads the lists (4k a row and list), writes 8k; a few us of launches for small steps.
  */
 #include "step.cuh"
@@ -46,18 +48,19 @@ struct cleaned {
 
 /* One request a thread of the block, `b`, which may be past the last. taken, tiles: by the requests of earlier rounds,
  * brought up to date. */
+template <int THREADS>
 static __device__ cleaned clean_request(const cuda_step &step, int64_t b, int32_t &taken, int32_t &tiles,
                                         uint32_t &error)
 {
     bool valid = b < step.batch;
     lengths l = valid ? read_lengths(step, (int)b) : lengths{0, 0, 0};
     int32_t stop = (int32_t)(l.end < step.total_q ? l.end : step.total_q); /* negative is fine: taken is at least 0 */
-    int32_t all, before = block_scan<maximum>(stop, &all);
+    int32_t all, before = block_scan<maximum, THREADS>(stop, &all);
     before = before > taken ? before : taken; /* rows taken before this request */
     int64_t first = l.begin > before ? l.begin : before;
     int32_t rows = stop > first ? (int32_t)(stop - first) : 0;
     int32_t own_tiles = step.query_tile ? (rows + step.query_tile - 1) / step.query_tile : 0;
-    int32_t all_tiles, tiles_before = block_scan<sum>(own_tiles, &all_tiles);
+    int32_t all_tiles, tiles_before = block_scan<sum, THREADS>(own_tiles, &all_tiles);
     error |= valid ? length_errors(step, l, before) : 0;
     int64_t most_keys = (int64_t)step.max_pages * MSA_PAGE_SIZE;
     int64_t kv_len = l.kv_len < 0 ? 0 : l.kv_len < most_keys ? l.kv_len : most_keys;
@@ -93,8 +96,8 @@ static __device__ void write_errors(const cuda_step &step, uint32_t error)
 {
     if (threadIdx.x == 0)
         step.error[blockIdx.x] = error;
-    if (blockIdx.x == 0 && threadIdx.x >= gridDim.x && threadIdx.x < CUDA_ERROR_WORDS)
-        step.error[threadIdx.x] = 0;
+    for (unsigned i = gridDim.x + threadIdx.x; blockIdx.x == 0 && i < CUDA_ERROR_WORDS; i += blockDim.x)
+        step.error[i] = 0;
 }
 
 static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda_step step)
@@ -104,7 +107,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda
     uint32_t error = threadIdx.x == 0 ? first_errors(step) : 0;
     for (int64_t round = 0; round < step.batch; round += SCAN_THREADS) {
         int64_t b = round + threadIdx.x;
-        cleaned c = clean_request(step, b, taken, tiles, error);
+        cleaned c = clean_request<SCAN_THREADS>(step, b, taken, tiles, error);
         if (b < step.batch) {
             step.requests[b] = c.request;
             step.row_end[b] = c.row_end;
@@ -122,15 +125,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) clean_requests(const cuda
 /* The first request whose rows, with those before it, end past this row. -1: none. */
 static __device__ int32_t find_request(const cuda_request *requests, const int32_t *row_end, int32_t batch, int32_t row)
 {
-    int32_t low = 0, high = batch;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (row_end[middle] > row)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low < batch && requests[low].first_row <= row ? low : -1;
+    int32_t b = first_above(row_end, batch, row);
+    return b < batch && requests[b].first_row <= row ? b : -1;
 }
 
 static __device__ int32_t cut_position(int64_t position, int32_t low)
@@ -175,27 +171,30 @@ static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step
 
 /* ------------------------------------------------------------------------------------------------ lists */
 
+/* A lane's id of a row's list; -1: none, or the row is not `there`. */
+template <int LANES>
+static __device__ __forceinline__ int32_t read_id(const cuda_step &step, int64_t list, int64_t row, bool there)
+{
+    int lane = threadIdx.x % LANES;
+    const char *ids = (const char *)step.list + list * step.list_head_stride + row * step.list_row_stride;
+    return there && lane < step.topk ? ((const int32_t *)ids)[lane] : -1;
+}
+
 /* LANES lanes a list of a row, a lane an id: a warp or, for short lists, half of one. An id's place is the number of
  * smaller ones, which are the lanes before it where a list ascends; of equal ones the first lane's stays. A lane works
  * on EACH lists, rows AT_ONCE apart, so that their loads, of which each needs the one before, wait together. Returns
  * whether an id of the warp's lists is out of range. */
 template <int LANES, int EACH, int AT_ONCE>
 static __device__ __forceinline__ bool write_lists(const cuda_step &step, int64_t list, int64_t first,
-                                                   const cuda_row (&where)[EACH], const int32_t (&kv_len)[EACH])
+                                                   const cuda_row (&where)[EACH], const int32_t (&kv_len)[EACH],
+                                                   int32_t (&id)[EACH])
 {
     int lane = threadIdx.x % LANES, part = threadIdx.x % CUDA_WARP / LANES; /* of the warp */
-    int32_t id[EACH], physical[EACH], place[EACH], count[EACH];
+    int32_t physical[EACH], place[EACH], count[EACH];
     bool wrong = false;
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
-        int64_t row = first + e * AT_ONCE;
-        id[e] = where[e].request >= 0 && lane < step.topk
-                    ? ((const int32_t *)((const char *)step.list + list * step.list_head_stride +
-                                         row * step.list_row_stride))[lane]
-                    : -1;
-    }
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
+        id[e] = where[e].request >= 0 ? id[e] : -1;
         bool outside = id[e] < -1 || id[e] >= step.max_pages;
         wrong |= outside;
         id[e] = outside ? -1 : id[e];
@@ -239,16 +238,18 @@ template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THRE
     grid_release();
     grid_wait();
     cuda_row where[EACH];
-    int32_t kv_len[EACH];
+    int32_t kv_len[EACH], id[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         int64_t row = first + e * AT_ONCE;
         where[e] = row < step.total_q ? step.rows[row] : cuda_row{-1, -1};
     }
 #pragma unroll
-    for (int e = 0; e < EACH; e++)
+    for (int e = 0; e < EACH; e++) {
         kv_len[e] = where[e].request >= 0 ? step.requests[where[e].request].kv_len : 0;
-    if (write_lists<LANES, EACH, AT_ONCE>(step, blockIdx.y, first, where, kv_len) && threadIdx.x % CUDA_WARP == 0)
+        id[e] = read_id<LANES>(step, blockIdx.y, first + e * AT_ONCE, where[e].request >= 0);
+    }
+    if (write_lists<LANES, EACH, AT_ONCE>(step, blockIdx.y, first, where, kv_len, id) && threadIdx.x % CUDA_WARP == 0)
         atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
 }
 
@@ -286,16 +287,8 @@ template <typename COUNT> struct part_place {
     __device__ part_place(const COUNT *before, int32_t num_tiles, int64_t total, int32_t p, int32_t num_parts)
     {
         int64_t first = total * p / num_parts, end = total * (p + 1) / num_parts;
-        int32_t low = 0, high = num_tiles; /* before[low] <= first, before[high] > first */
-        while (high - low > 1) {
-            int32_t middle = low + (high - low) / 2;
-            if (before[middle] <= first)
-                low = middle;
-            else
-                high = middle;
-        }
-        tile = low;
-        first_page = total ? (int32_t)(first - before[low]) : 0;
+        tile = first_above(before, num_tiles, first) - 1;
+        first_page = total ? (int32_t)(first - before[tile]) : 0;
         pages = (int32_t)(end - first);
     }
 };
@@ -332,130 +325,175 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_parts(const cuda_step
     }
 }
 
+/* ------------------------------------------------------------------------------------------------ by each block */
+
+/* Past the last row that is not padding, if lengths are as they should be. Lists are read up to it before it is known
+ * whose the rows are; where a request owns rows past it, theirs are read then. */
+static __device__ __forceinline__ int32_t end_of_rows(const cuda_step &step)
+{
+    return min(step.cu_seqlens_q[step.batch], step.total_q);
+}
+
+/* A block's own copy of the requests. */
+template <int THREADS> struct own_requests {
+    cuda_request requests[THREADS];
+    int32_t row_end[THREADS], first_tile[THREADS + 1];
+};
+
+/* Cleans all requests; block 0 writes them as well. Returns the thread's error. */
+template <int THREADS>
+static __device__ __forceinline__ uint32_t clean_all(const cuda_step &step, own_requests<THREADS> &own)
+{
+    int32_t taken = 0, tiles = 0, b = threadIdx.x;
+    uint32_t error = b == 0 ? first_errors(step) : 0;
+    cleaned c = clean_request<THREADS>(step, b, taken, tiles, error);
+    if (b == 0)
+        own.first_tile[0] = 0;
+    if (b < step.batch) {
+        own.requests[b] = c.request;
+        own.row_end[b] = c.row_end;
+        own.first_tile[b + 1] = c.tiles;
+    }
+    __syncthreads();
+    if (blockIdx.x > 0)
+        return error;
+    if (b < step.batch) {
+        step.requests[b] = c.request;
+        step.row_end[b] = c.row_end;
+    }
+    for (int32_t i = b; step.query_tile && i <= step.batch; i += THREADS)
+        step.first_tile[i] = own.first_tile[i];
+    return error;
+}
+
 /* ------------------------------------------------------------------------------------------------ small steps */
 
-enum { SMALL_ITEMS = 4096 /* lists of rows, or rows */ };
-
-/* A block's own copy of what it needs of the requests; of tiles, block 0's. */
-struct small_memory {
-    cuda_request requests[SCAN_THREADS];
-    int32_t row_end[SCAN_THREADS], tiles_end[SCAN_THREADS], before[SCAN_THREADS];
-    uint16_t request[SCAN_THREADS]; /* of a tile */
+enum {
+    SMALL_ITEMS = 4096, /* lists of rows, or rows */
+    FEW_THREADS = 256   /* of a block, where a thread each is enough for requests and tiles */
 };
+
+/* What is known of the tiles. */
+template <int THREADS> struct small_tiles {
+    int32_t before[THREADS];
+    uint16_t request[THREADS];
+};
+
+static bool fits_small(const cuda_step &step, int threads)
+{
+    return step.batch <= threads && step.num_tiles <= threads;
+}
 
 static bool is_small(const cuda_step &step)
 {
     int64_t lists = step.lists ? step.lists : 1;
-    return step.batch <= SCAN_THREADS && step.num_tiles <= SCAN_THREADS && step.total_q * lists <= SMALL_ITEMS;
+    return fits_small(step, SCAN_THREADS) && step.total_q * lists <= SMALL_ITEMS;
 }
 
 /* Where a tile goes, a thread a tile: those of more rows first, by quarters of the most, else as they were. */
+template <int THREADS>
 static __device__ int32_t place_by_length(const cuda_step &step, const cuda_tile &tile, bool there, int32_t i)
 {
     int quarter = there ? 3 - (4 * tile.num_rows - 1) / step.query_tile : 0;
-    int64_t all, before = block_scan<sum>(there ? (int64_t)1 << 16 * quarter : 0, &all); /* a count each */
+    int64_t all, before = block_scan<sum, THREADS>(there ? (int64_t)1 << 16 * quarter : 0, &all); /* a count each */
     int32_t place = (int32_t)(before >> 16 * quarter & 0xFFFF);
     for (int q = 0; q < quarter; q++)
         place += (int32_t)(all >> 16 * q & 0xFFFF);
     return there ? place : i;
 }
 
-/* A thread a tile. tiles: that there are. */
-static __device__ void write_small_tiles(const cuda_step &step, int32_t tiles, small_memory &m)
+/* A thread a tile, by the first block; then the block's share of the parts. */
+template <int THREADS>
+static __device__ void write_small_tiles(const cuda_step &step, const own_requests<THREADS> &own,
+                                         small_tiles<THREADS> &m)
 {
-    int32_t i = threadIdx.x, low = 0, high = step.batch; /* the first request whose tiles end past i */
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (m.tiles_end[middle] > i)
-            high = middle;
-        else
-            low = middle + 1;
-    }
+    int32_t i = threadIdx.x, request = first_above(own.first_tile + 1, step.batch, i);
+    bool there = i < own.first_tile[step.batch], writes = blockIdx.x == 0 && i < step.num_tiles;
     cuda_tile tile = {-1, 0, 0, 0};
-    if (i < tiles)
-        tile = make_tile(step, m.requests[low], low, i - (low ? m.tiles_end[low - 1] : 0));
-    int32_t place = step.long_first ? place_by_length(step, tile, i < tiles, i) : i;
-    if (i < step.num_tiles)
+    if (there)
+        tile = make_tile(step, own.requests[request], request, i - own.first_tile[request]);
+    int32_t place = step.long_first ? place_by_length<THREADS>(step, tile, there, i) : i;
+    if (writes)
         step.tiles[place] = tile;
     if (!step.first_step && step.num_parts == 0)
         return;
-    int32_t total, pages = history_pages(step, tile), before = block_scan<sum>(pages, &total);
-    if (step.first_step && i < step.num_tiles)
+    int32_t total, pages = history_pages(step, tile), before = block_scan<sum, THREADS>(pages, &total);
+    if (step.first_step && writes)
         step.first_step[i + 1] = before + pages;
-    if (step.first_step && i == 0)
+    if (step.first_step && writes && i == 0)
         step.first_step[0] = 0;
     m.before[i] = before;
-    m.request[i] = (uint16_t)low;
+    m.request[i] = (uint16_t)request;
     __syncthreads();
-    for (int p = i; p < step.num_parts; p += SCAN_THREADS) {
+    for (int p = (int)blockIdx.x * THREADS + i; p < step.num_parts; p += (int)gridDim.x * THREADS) {
         part_place<int32_t> from(m.before, step.num_tiles, total, p, step.num_parts);
         int32_t b = m.request[from.tile];
         tile = cuda_tile{};
         if (total)
-            tile = make_tile(step, m.requests[b], b, from.tile - (b ? m.tiles_end[b - 1] : 0));
+            tile = make_tile(step, own.requests[b], b, from.tile - own.first_tile[b]);
         write_part(step, p, tile, from.tile, from.first_page, from.pages);
     }
 }
 
-/* All of a small step at once. Every block cleans all requests, and then writes a part of the rows and lists; block 0
- * the requests and tiles as well. LANES: of a list. */
-template <int LANES> static __global__ void __launch_bounds__(SCAN_THREADS) prepare_small(const cuda_step step)
+/* All of a small step at once. Block 0 writes the tiles, the others lists, and all of them rows and parts. LANES: of a
+ * list. */
+template <int LANES, int THREADS> static __global__ void __launch_bounds__(THREADS) prepare_small(const cuda_step step)
 {
-    __shared__ small_memory m;
+    constexpr int AT_ONCE = THREADS / LANES, A_WARP = CUDA_WARP / LANES;
+    __shared__ own_requests<THREADS> own;
+    __shared__ small_tiles<THREADS> m;
+    int32_t items = step.total_q * step.lists, each = (int32_t)(gridDim.x - 1) * AT_ONCE,
+            item = blockIdx.x ? (int32_t)((blockIdx.x - 1) * AT_ONCE + threadIdx.x / LANES) : items + CUDA_WARP;
     grid_release();
     grid_wait();
-    int32_t taken = 0, tiles = 0, b = threadIdx.x;
-    uint32_t error = b == 0 ? first_errors(step) : 0;
-    cleaned c = clean_request(step, b, taken, tiles, error);
-    if (b < step.batch) {
-        m.requests[b] = c.request;
-        m.row_end[b] = c.row_end;
-        m.tiles_end[b] = c.tiles;
+    int32_t end = end_of_rows(step);
+    auto read = [&](int32_t i, bool there) { return read_id<LANES>(step, i % step.lists, i / step.lists, there); };
+    auto read_early = [&](int32_t i) { return i < items ? read(i, i / step.lists < end) : -1; };
+    int32_t id[1] = {read_early(item)}; /* comes while requests are cleaned */
+    uint32_t error = clean_all<THREADS>(step, own);
+    if (step.query_tile && (blockIdx.x == 0 || step.num_parts))
+        write_small_tiles<THREADS>(step, own, m);
+    for (int32_t row = (int32_t)(blockIdx.x * THREADS + threadIdx.x); row < step.total_q;
+         row += (int32_t)(gridDim.x * THREADS)) {
+        int32_t request = find_request(own.requests, own.row_end, step.batch, row);
+        step.rows[row] = request < 0 ? cuda_row{-1, -1} : make_row(own.requests[request], request, row);
     }
-    __syncthreads();
-    if (blockIdx.x == 0) {
-        if (b < step.batch) {
-            step.requests[b] = c.request;
-            step.row_end[b] = c.row_end;
-        }
-        if (step.query_tile) {
-            if (b < step.batch)
-                step.first_tile[b + 1] = c.tiles;
-            if (b == 0)
-                step.first_tile[0] = 0;
-            write_small_tiles(step, tiles, m);
-        }
-    }
-    for (int32_t row = (int32_t)(blockIdx.x * SCAN_THREADS + threadIdx.x); row < step.total_q;
-         row += (int32_t)(gridDim.x * SCAN_THREADS)) {
-        int32_t request = find_request(m.requests, m.row_end, step.batch, row);
-        step.rows[row] = request < 0 ? cuda_row{-1, -1} : make_row(m.requests[request], request, row);
-    }
-    constexpr int AT_ONCE = SCAN_THREADS / LANES, A_WARP = CUDA_WARP / LANES;
-    int32_t items = step.total_q * step.lists, each = (int32_t)gridDim.x * AT_ONCE;
-    for (int32_t item = (int32_t)(blockIdx.x * AT_ONCE + threadIdx.x / LANES); item / A_WARP * A_WARP < items;
-         item += each) { /* whole warps go round together */
+    while (item / A_WARP * A_WARP < items) { /* whole warps go round together */
         int32_t row = item / step.lists;
-        int32_t request = item < items ? find_request(m.requests, m.row_end, step.batch, row) : -1;
+        int32_t request = item < items ? find_request(own.requests, own.row_end, step.batch, row) : -1;
         cuda_row where[1] = {{-1, -1}};
         int32_t kv_len[1] = {0};
         if (request >= 0) {
-            where[0] = make_row(m.requests[request], request, row);
-            kv_len[0] = m.requests[request].kv_len;
+            where[0] = make_row(own.requests[request], request, row);
+            kv_len[0] = own.requests[request].kv_len;
         }
-        if (write_lists<LANES, 1, 1>(step, item % step.lists, row, where, kv_len))
+        if (row >= end)
+            id[0] = read(item, request >= 0);
+        if (write_lists<LANES, 1, 1>(step, item % step.lists, row, where, kv_len, id))
             error |= MSA_ERROR_BIT_LIST_ID;
+        item += each;
+        id[0] = read_early(item);
     }
     write_errors(step, join_errors(error));
 }
 
+template <int LANES, int THREADS> static cudaError_t launch_small_by(const cuda_step &step, cudaStream_t stream)
+{
+    int64_t blocks = step.lists ? 1 + grid_blocks((int64_t)step.total_q * step.lists, THREADS / LANES)
+                                : grid_blocks(step.num_parts > step.total_q ? step.num_parts : step.total_q, THREADS);
+    unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < CUDA_ERROR_WORDS ? blocks : CUDA_ERROR_WORDS);
+    return launch(prepare_small<LANES, THREADS>, grid, THREADS, 0, step.dependent_launch, stream, step);
+}
+
 static cudaError_t launch_small(const cuda_step &step, cudaStream_t stream)
 {
-    bool half = step.topk <= CUDA_WARP / 2;
-    int64_t blocks = grid_blocks((int64_t)step.total_q * step.lists, SCAN_THREADS / (half ? CUDA_WARP / 2 : CUDA_WARP));
-    unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < CUDA_ERROR_WORDS ? blocks : CUDA_ERROR_WORDS);
-    return launch(half ? prepare_small<CUDA_WARP / 2> : prepare_small<CUDA_WARP>, grid, SCAN_THREADS, 0,
-                  step.dependent_launch, stream, step);
+    constexpr int HALF = CUDA_WARP / 2;
+    bool half = step.topk <= HALF;
+    if (fits_small(step, FEW_THREADS))
+        return half ? launch_small_by<HALF, FEW_THREADS>(step, stream)
+                    : launch_small_by<CUDA_WARP, FEW_THREADS>(step, stream);
+    return half ? launch_small_by<HALF, SCAN_THREADS>(step, stream)
+                : launch_small_by<CUDA_WARP, SCAN_THREADS>(step, stream);
 }
 
 /* ------------------------------------------------------------------------------------------------ launchers */

@@ -314,16 +314,10 @@ enum { TASK_COST = 36 }; /* 2500 clocks */
 
 static __device__ place find_place(const cuda_index &job, const int64_t *cost, int64_t wanted)
 {
-    int32_t low = 0, high = job.step.num_tiles; /* cost[low] <= wanted < cost[high] */
-    if (wanted >= cost[high])
-        return place{high, 0, {-1, 0, 0, 0}};
-    while (high - low > 1) {
-        int32_t middle = low + (high - low) / 2;
-        if (cost[middle] <= wanted)
-            low = middle;
-        else
-            high = middle;
-    }
+    int32_t end = job.step.num_tiles;
+    if (wanted >= cost[end])
+        return place{end, 0, {-1, 0, 0, 0}};
+    int32_t low = first_above(cost, end, wanted) - 1;
     cuda_tile tile = job.step.tiles[low];
     int64_t a_page = page_cost(job, tile), pages = (wanted - cost[low] - TASK_COST + a_page / 2) / a_page,
             history = history_pages(job.step, tile);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * step.cuh - what kernels that cut a step into work share: running sums and maxima over a block's threads, and the
- * pages of a tile.
+ * step.cuh - what kernels that cut a step into work share: running sums and maxima over a block's threads, the
+ * search in them, and the pages of a tile.
  */
 #ifndef MSA_CUDA_STEP_CUH
 #define MSA_CUDA_STEP_CUH
@@ -36,10 +36,25 @@ static __device__ inline int32_t history_pages(const cuda_step &step, const cuda
     return history_pages(step.max_pages, tile);
 }
 
-/* Exclusive scan over the block's threads, starting from 0; *total is that of all. Every thread calls it. */
-template <typename OP, typename T> static __device__ T block_scan(T x, T *total)
+/* The first of `count` ascending numbers that is above x; count: none. */
+template <typename T, typename X> static __device__ inline int32_t first_above(const T *ascending, int32_t count, X x)
 {
-    __shared__ T warp_total[SCAN_THREADS / CUDA_WARP];
+    int32_t low = 0, high = count;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (ascending[middle] > x)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Exclusive scan over the block's threads, starting from 0; *total is that of all. Every thread calls it. */
+template <typename OP, int THREADS = SCAN_THREADS, typename T> static __device__ T block_scan(T x, T *total)
+{
+    constexpr int WARPS = THREADS / CUDA_WARP;
+    __shared__ T warp_total[WARPS];
     int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP;
     for (int d = 1; d < CUDA_WARP; d *= 2) {
         T y = __shfl_up_sync(~0u, x, d);
@@ -51,13 +66,13 @@ template <typename OP, typename T> static __device__ T block_scan(T x, T *total)
     T before = __shfl_up_sync(~0u, x, 1);
     before = lane ? before : 0;
     __syncthreads();
-    x = warp_total[lane];
-    for (int d = 1; d < CUDA_WARP; d *= 2) {
+    x = warp_total[lane < WARPS ? lane : WARPS - 1]; /* those past the last warp's are not looked at */
+    for (int d = 1; d < WARPS; d *= 2) {
         T y = __shfl_up_sync(~0u, x, d);
         x = lane >= d ? OP::of(x, y) : x;
     }
     T earlier = __shfl_sync(~0u, x, warp ? warp - 1 : 0);
-    *total = OP::of((T)0, __shfl_sync(~0u, x, CUDA_WARP - 1));
+    *total = OP::of((T)0, __shfl_sync(~0u, x, WARPS - 1));
     return OP::of((T)0, warp ? OP::of(earlier, before) : before);
 }
 
