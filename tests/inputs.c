@@ -282,6 +282,8 @@ void cache_new(trial *t, msa_dtype dtype, cache_layout layout, bool quad, int32_
         k->data = rows_apart(t, k, gaps, pages, poison, k);
         if (v)
             v->data = rows_apart(t, v, gaps, pages, poison, v);
+        if (layout == CACHE_REPEATED)
+            k->head = other->head = 0;
     }
     if (dtype == MSA_NVFP4 && together && !quad) {
         uint8_t *base = bytes_input(t, 2 * D / 16 * PAGE * heads * pages, poison);

@@ -71,6 +71,7 @@ typedef enum cache_layout {
     CACHE_PACKED,      /* [pages, Hkv, 128, 2*128] */
     CACHE_TOKEN_MAJOR, /* [pages, 2, 128, Hkv, 128] */
     CACHE_SLOTS,       /* NVFP4 [pages, 2*Hkv, 128, 72] */
+    CACHE_REPEATED     /* K and V apart, the same rows for all heads: no tensor of Hopper's copies */
 } cache_layout;
 
 /* Where a coded value goes. */

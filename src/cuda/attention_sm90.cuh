@@ -25,7 +25,9 @@
  * E4M3 V lies transposed: 128 rows of d, 128 bytes of keys each, swizzled. Within 32 keys, byte 16h + 4t + e is key
  * 16h + 8*(e/2) + 2t + e%2: then the four P that a lane has of 16h.. are its four bytes of the product's operand and no
  * value moves between lanes. Row n is element d = value_element(n), so that a lane's results are runs of 8 elements.
- * 16-bit V lies in two halves of 64 elements of d, the same n, keys as rows of 128 bytes, swizzled.
+ * 16-bit V lies as it does in memory, so that copies can bring it from there: two halves of 64 elements of d, keys as
+ * rows of 128 bytes, swizzled. A lane's results are pairs of elements there, 8 apart, which store_turned brings to
+ * their places.
  */
 #ifndef MSA_CUDA_ATTENTION_SM90_CUH
 #define MSA_CUDA_ATTENTION_SM90_CUH
@@ -52,7 +54,7 @@ using fast_types = attention_types<WGMMA_E4M3, WGMMA_E4M3>;
 using bf16_types = attention_types<WGMMA_BF16, WGMMA_BF16>;
 using fp16_types = attention_types<WGMMA_F16, WGMMA_F16>;
 
-/* The element of d that is row n of a transposed V, or column n: n = 8j + 2t + e, d = 32*(j/4) + 8t + 2*(j%4) + e. */
+/* The element of d that is row n of a transposed V: n = 8j + 2t + e, d = 32*(j/4) + 8t + 2*(j%4) + e. */
 static __host__ __device__ constexpr int value_element(int n)
 {
     return n / 32 * 32 + n / 2 % 4 * 8 + n / 8 % 4 * 2 + n % 2;
@@ -319,7 +321,8 @@ static __device__ __forceinline__ void finish_sums(row_state &o)
 }
 
 /* Row r's 128 elements, times factor: a lane writes the elements 32b + 8t + 0..7, b = 0..3. An infinite value that the
- * row sees gives NaN, as every other non-finite input does. */
+ * row sees gives NaN, as every other non-finite input does. 16 bit: by all lanes, and `to` is NULL where the row is
+ * left over. */
 template <typename T, msa_dtype TO>
 static __device__ __forceinline__ void store_elements(const row_state &o, int r, float factor, void *to)
 {
@@ -333,13 +336,22 @@ static __device__ __forceinline__ void store_elements(const row_state &o, int r,
             float sum = o.out[16 * b + i / 2 * 4 + 2 * r + i % 2];
             x[i] = (T::E4M3 ? sum : sum + (sum - sum)) * factor;
         }
-        if constexpr (TO == MSA_F32) {
+        if constexpr (TO == MSA_F32 && !T::E4M3) { /* 32 bytes of the four lanes lie together */
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (to)
+                    __stcs((float2 *)to + 16 * b + 4 * j + t, make_float2(x[2 * j], x[2 * j + 1]));
+        } else if constexpr (TO == MSA_F32) {
             float4 *at = (float4 *)to + 8 * b + 2 * t;
             __stcs(at, make_float4(x[0], x[1], x[2], x[3]));
             __stcs(at + 1, make_float4(x[4], x[5], x[6], x[7]));
         } else {
-            __stcs((uint4 *)to + 4 * b + t, make_uint4(pack_pair<TYPE>(x[0], x[1]), pack_pair<TYPE>(x[2], x[3]),
-                                                       pack_pair<TYPE>(x[4], x[5]), pack_pair<TYPE>(x[6], x[7])));
+            uint4 pairs = make_uint4(pack_pair<TYPE>(x[0], x[1]), pack_pair<TYPE>(x[2], x[3]),
+                                     pack_pair<TYPE>(x[4], x[5]), pack_pair<TYPE>(x[6], x[7]));
+            if (T::E4M3)
+                __stcs((uint4 *)to + 4 * b + t, pairs);
+            else
+                store_turned(to ? (uint4 *)to + 4 * b : nullptr, pairs, thread_now(), ~0u);
         }
     }
 }

@@ -244,9 +244,13 @@ static __device__ inline void store_head(const cuda_merge &merge, const place &a
     finish_merged<CHUNKS * 8>(merge, at.head, out[0]);
     char *row = (char *)job.out + at.row * job.out_row_stride + at.head * job.out_head_stride;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++)
-        __stcs((uint4 *)(row + (BLOCKED ? 16 * (threadIdx.x % TEAM + TEAM * c) : chunk_offset(c))),
-               job.out_dtype == MSA_BF16 ? pack_8<OPERAND_BF16>(out[c]) : pack_8<OPERAND_F16>(out[c]));
+    for (int c = 0; c < CHUNKS; c++) {
+        uint4 x = job.out_dtype == MSA_BF16 ? pack_8<OPERAND_BF16>(out[c]) : pack_8<OPERAND_F16>(out[c]);
+        if (BLOCKED && merge.turned)
+            store_turned(row + 16 * TEAM * c, x, threadIdx.x, 0xFu << (threadIdx.x & 28));
+        else
+            __stcs((uint4 *)(row + (BLOCKED ? 16 * (threadIdx.x % TEAM + TEAM * c) : chunk_offset(c))), x);
+    }
     if (job.lse && threadIdx.x % TEAM == 0)
         *(float *)((char *)job.lse + at.row * job.lse_row_stride + at.head * job.lse_head_stride) = lse;
 }

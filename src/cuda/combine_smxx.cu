@@ -177,8 +177,13 @@ static __global__ void __launch_bounds__(THREADS) merge_states(const __grid_cons
                 add_states<DTYPE>(merge, w, row, head, first, lane, out);
         if (live) {
             finish_merged<ELEMENTS>(merge, head, out);
-            store_row(out, job.out_dtype, (char *)job.out + row * job.out_row_stride + head * job.out_head_stride,
-                      lane);
+            char *to = (char *)job.out + row * job.out_row_stride + head * job.out_head_stride;
+            if (DTYPE == MSA_BF16 && merge.turned)
+                store_turned(to + lane / 4 * 64,
+                             job.out_dtype == MSA_BF16 ? pack_8<OPERAND_BF16>(out) : pack_8<OPERAND_F16>(out), lane,
+                             0xFu << threadIdx.x % CUDA_WARP / 4 * 4);
+            else
+                store_row(out, job.out_dtype, to, lane);
             if (job.lse && lane == 0)
                 *(float *)((char *)job.lse + row * job.lse_row_stride + head * job.lse_head_stride) = w.lse;
         }

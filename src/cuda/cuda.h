@@ -148,6 +148,7 @@ struct cuda_result {
  * global_factor NULL, or: [1] the same for all
  * blocked       states' outs lie in blocks of PARTIAL_BLOCK heads of the flat list (the last one is there in full): 64
  *               bytes of each head, then the next 64 of each
+ * turned        with blocked: of 64 bytes, word 4t + j is what belongs at word 4j + t (words of two elements)
  * requests      NULL, or [2] on the device: only the rows of requests from the first to before the second; with it go
  *               counts that are negative, which leave a row and KV head as they are, and
  * work          [1] on the device: 0: no row is to be merged; written before the launch ahead began
@@ -158,7 +159,7 @@ struct cuda_merge {
     struct merge_job job;
     const struct cuda_row *rows;
     int64_t sum_offset;
-    bool divides, blocked;
+    bool divides, blocked, turned;
     float log2_one;
     const float *factor, *global_factor;
     int64_t factor_stride;

@@ -3,15 +3,16 @@
  * image_sm90.cuh - write_images, the launch that comes before prefill's attention; prefill_sm90.cuh says what images
  * are.
  *
- * Persistent blocks take a page of a KV head at a time, through shared memory, out by one bulk copy.
+ * Persistent blocks take a page of a KV head at a time, through shared memory, out by one bulk copy. What comes
+ * straight from the cache is passed over, but for its number, which is checked here.
  * Bytes: 18 KB (NVFP4), 32 or 64 KB read and 48 KB (32 KB for `fast`, 64 KB of 16 bit) written an image. Floor of 1492
- * images of NVFP4 pages: 22 us at 4.4 TB/s; measured on an H200, 2026-11-30, by ncu: 30 us; 1024 of BF16: 31 and 38 us.
+ * images of NVFP4 pages: 22 us at 4.4 TB/s; measured on an H200, 2026-11-30, by ncu: 30 us; 1024 of BF16: 36 us where
+ * none came straight, 9 where all but 65 did.
  */
 #ifndef MSA_CUDA_IMAGE_SM90_CUH
 #define MSA_CUDA_IMAGE_SM90_CUH
 
 #include "prefill_sm90.cuh"
-#include "ptx_bulk_sm90.cuh"
 
 /* ------------------------------------------------------------------------------------------------ images */
 
@@ -143,7 +144,7 @@ static __device__ __forceinline__ void load_values(const page_rows &rows, int ke
     load_page<STORAGE_HALF, IMAGE_THREADS>(rows, keys, part);
 }
 
-/* 16-bit V: pairs of elements go where value_element wants them. Returns whether a value is not finite. */
+/* 16-bit V. Returns whether a value is not finite. */
 template <typename T>
 static __device__ __forceinline__ bool place_values(const value_part<STORAGE_HALF> &part, uint8_t *image)
 {
@@ -151,13 +152,12 @@ static __device__ __forceinline__ bool place_values(const value_part<STORAGE_HAL
     bool bad = false;
 #pragma unroll
     for (int i = 0; i < part.CHUNKS; i++) {
-        int key = (i * IMAGE_THREADS + (int)threadIdx.x) / 16, c = (int)threadIdx.x % 16; /* d = 8c.. = 32 (c/4) + .. */
+        int key = (i * IMAGE_THREADS + (int)threadIdx.x) / 16, c = (int)threadIdx.x % 16;
         uint32_t pair[4] = {part.data[i].x, part.data[i].y, part.data[i].z, part.data[i].w};
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4; j++)
             bad |= __vcmpeq2(pair[j] & EXPONENT, EXPONENT) != 0;
-            *(uint32_t *)(image + c / 8 * TILE_HALF + swizzled(key, c / 4 % 2 * 4 + j) + c % 4 * 4) = pair[j];
-        }
+        *(uint4 *)(image + c / 8 * TILE_HALF + swizzled(key, c % 8)) = part.data[i];
     }
     return bad;
 }
@@ -240,7 +240,11 @@ static __global__ void __launch_bounds__(IMAGE_THREADS, image_blocks(STORAGE))
     auto head_of = [&](uint32_t to) { return (int32_t)(job.window.first_head + to % heads); };
     auto source_of = [&](uint32_t to) {
         int64_t page = (int64_t)first + to / heads, list = (uint32_t)head_of(to) / job.list_heads;
-        return page < list_sources ? job.own.sources[page + list * list_sources] : image_source{-1, 0};
+        return page < list_sources ? job.own.sources[page + list * list_sources] : image_source{-1, 0, 0};
+    };
+    auto is_made = [&](image_source source) {
+        return source.physical >= 0 && source.physical < a.num_pages &&
+               !(STORAGE == STORAGE_HALF && job.straight && source.whole);
     };
     image_source source, next = source_of(blockIdx.x);
     for (uint32_t to = blockIdx.x; to < images; to += gridDim.x) {
@@ -254,6 +258,8 @@ static __global__ void __launch_bounds__(IMAGE_THREADS, image_blocks(STORAGE))
                 atomicOr(job.step.error, MSA_ERROR_BIT_PAGE_ID);
             continue;
         }
+        if (!is_made(source))
+            continue;
         int64_t at = source.physical;
         page_part<STORAGE, IMAGE_THREADS> keys;
         value_part<STORAGE> values;
@@ -270,7 +276,7 @@ static __global__ void __launch_bounds__(IMAGE_THREADS, image_blocks(STORAGE))
             copy_bulk_wait();
         __syncthreads();
         place_keys<STORAGE, T::QK == WGMMA_E4M3>(keys, image);
-        if (next.physical >= 0 && next.physical < a.num_pages)
+        if (is_made(next))
             fetch_page<STORAGE>(job, next.physical, head_of(to + gridDim.x));
         bool bad = place_values<T>(values, image + T::K_BYTES);
         fence_async_reads();

@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     if (blockIdx.x > 0) {
         int64_t i = (int64_t)(blockIdx.x - 1) * SCAN_THREADS + threadIdx.x;
         if (i < num_sources(job))
-            job.own.sources[i] = image_source{-1, 0};
+            job.own.sources[i] = image_source{-1, 0, 0};
         if (i < counter_words)
             job.pages.counters[i] = 0;
         return;

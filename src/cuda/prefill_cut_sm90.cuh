@@ -85,12 +85,13 @@ static __device__ __forceinline__ void make_page_major(const pages_job &job, con
     }
 }
 
-/* An image that is needed. kv_len, first_page: of the request. */
-static __device__ __forceinline__ void write_source(const pages_job &job, int64_t list, int32_t kv_len,
+/* An image that is needed. kv_len, whole, first_page: of the request. */
+static __device__ __forceinline__ void write_source(const pages_job &job, int64_t list, int32_t kv_len, int32_t whole,
                                                     int32_t first_page, int32_t logical, int32_t physical)
 {
     job.own.sources[list * job.desc.max_batch * pages_of(job.desc.max_kv_len) + first_page + logical] =
-        image_source{physical < 0 ? INT32_MAX : physical, min(kv_len - logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE)};
+        image_source{physical < 0 ? INT32_MAX : physical, (int16_t)min(kv_len - logical * MSA_PAGE_SIZE, MSA_PAGE_SIZE),
+                     logical < whole};
 }
 
 /* Unions of the tiles that are not page-major; of few queries: the choice, too. */

@@ -22,10 +22,11 @@ enum {
 
 /* Of a query-major tile. */
 static __device__ __forceinline__ void write_tile(const pages_job &job, const cuda_tile &tile, int64_t list,
-                                                  int64_t index, int32_t kv_len, int32_t first_page, int32_t size)
+                                                  int64_t index, int32_t kv_len, int32_t whole, int32_t first_page,
+                                                  int32_t size)
 {
     job.own.tiles[list * job.step.num_tiles + index] =
-        union_tile{tile.first_row, tile.num_rows, tile.first_position, kv_len, first_page, size, {0, 0}};
+        union_tile{tile.first_row, tile.num_rows, tile.first_position, kv_len, first_page, size, whole, 0};
 }
 
 /* Words of a bitmap of all pages of a request, rounded up to whole rounds of a warp. */
@@ -86,6 +87,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
     constexpr int WORDS = sizeof(union_page) / 4, LOGICAL = WORDS - 2, PHYSICAL = WORDS - 1;
     extern __shared__ uint32_t all_bits[];
     __shared__ uint32_t all_pages[JOIN_WARPS][WORDS][MOST_ORDERED]; /* so that lanes use banks of their own */
+    __shared__ int32_t all_lengths[JOIN_WARPS][2]; /* of the request: kv_len, whole_pages; registers are short */
     const cuda_step &step = job.step;
     int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP, words = join_words(job);
     uint32_t *bits = all_bits + warp * (join_bytes(job) / 4);
@@ -103,7 +105,11 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
     __syncwarp();
     int64_t first = ((int64_t)list * step.total_q + tile.first_row) * step.topk;
     const cuda_page *own_pages = step.pages + first;
-    int32_t kv_len = step.requests[tile.request].kv_len, first_page = job.own.first_page[tile.request];
+    int32_t *lengths = all_lengths[warp], first_page = job.own.first_page[tile.request];
+    if (lane == 0) {
+        lengths[0] = step.requests[tile.request].kv_len;
+        lengths[1] = whole_pages(step.requests[tile.request]);
+    }
     int ids = tile.num_rows * step.topk, named = 0;
     auto warp_of = [&](int id, uint32_t &bit) { /* of the tile, whose row has the id; the row's bit in its masks */
                                                 uint32_t query = (uint32_t)id * job.topk_inverse >> 16,
@@ -155,7 +161,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
         leave_query_major(job, tile, list);
     }
     if (lane == 0)
-        write_tile(job, tile, list, index, kv_len, first_page, count);
+        write_tile(job, tile, list, index, lengths[0], lengths[1], first_page, count);
     bool ordered = count <= MOST_ORDERED;
     union_page *result = job.own.unions + first;
     /* Word i of the page at `place` of the union. */
@@ -207,7 +213,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
             physical = ordered ? load_shared_32(here(place, PHYSICAL)) : *there(place, PHYSICAL);
             uint32_t word = page / 32, of[GROUPS] = {bits[word], bits[words + word], bits[2 * words + word]};
             kind = kind_of(of, (int)(page % 32));
-            write_source(job, list, kv_len, first_page, (int32_t)page, (int32_t)physical);
+            write_source(job, list, lengths[0], lengths[1], first_page, (int32_t)page, (int32_t)physical);
         }
         uint32_t same = 0, own_same = 0;
 #pragma unroll
@@ -279,9 +285,10 @@ static __global__ void __launch_bounds__(JOIN_THREADS) join_many(const __grid_co
     __syncthreads();
     int count = count_bits(bits, before), width = job.width;
     union_page *pages = job.own.unions + first;
-    int32_t kv_len = step.requests[tile.request].kv_len, first_page = job.own.first_page[tile.request];
+    int32_t kv_len = step.requests[tile.request].kv_len, whole = whole_pages(step.requests[tile.request]),
+            first_page = job.own.first_page[tile.request];
     if (threadIdx.x == 0)
-        write_tile(job, tile, list, blockIdx.x, kv_len, first_page, count);
+        write_tile(job, tile, list, blockIdx.x, kv_len, whole, first_page, count);
     for (int i = threadIdx.x; i < count * 2 * GROUPS; i += JOIN_THREADS)
         ((uint32_t *)pages[i / (2 * GROUPS)].mask)[i % (2 * GROUPS)] = 0;
     __syncthreads();
@@ -295,7 +302,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS) join_many(const __grid_co
             continue; /* what follows is the same for every query */
         pages[place].logical = page.logical;
         pages[place].physical = page.physical;
-        write_source(job, list, kv_len, first_page, page.logical, page.physical);
+        write_source(job, list, kv_len, whole, first_page, page.logical, page.physical);
     }
 }
 

@@ -251,21 +251,29 @@ static __device__ __forceinline__ void write_items(const pages_job &job, int64_t
         if (place.count) {
             uint32_t row = place.some / (uint32_t)job.step.topk, rows = (uint32_t)job.pages.chunk_rows;
             cuda_row where = job.step.rows[row];
+            cuda_request request = job.step.requests[where.request];
             cuda_page page = job.step.pages[list * job.step.total_q * job.step.topk + place.some];
             int32_t first_key = page.logical * MSA_PAGE_SIZE;
             common.physical = page.physical;
             common.page = job.own.first_page[where.request] + page.logical;
             common.first_keys = where.position - (int32_t)(row % rows) + 1 - first_key;
-            common.keys = min(job.step.requests[where.request].kv_len - first_key, MSA_PAGE_SIZE);
-            job.own.sources[list * job.desc.max_batch * pages_of(job.desc.max_kv_len) + common.page] =
-                image_source{page.physical < 0 ? INT32_MAX : page.physical, common.keys};
+            common.keys = min(request.kv_len - first_key, MSA_PAGE_SIZE);
+            common.whole = page.logical < whole_pages(request);
+            job.own.sources[list * job.desc.max_batch * pages_of(job.desc.max_kv_len) + common.page] = image_source{
+                page.physical < 0 ? INT32_MAX : page.physical, (int16_t)common.keys, (int16_t)common.whole};
         }
         for (int p = 0; p < PLACES; p++) {
             int32_t count = __shfl_sync(~0u, place.count, p), steps = (count + step_entries - 1) / step_entries,
                     items = (steps + ITEM_STEPS - 1) / ITEM_STEPS;
             uint32_t entry = __shfl_sync(~0u, place.entry, p), item = __shfl_sync(~0u, place.item, p);
-            page_item own = {__shfl_sync(~0u, common.physical, p),   __shfl_sync(~0u, common.page, p), 0,     0,
-                             __shfl_sync(~0u, common.first_keys, p), __shfl_sync(~0u, common.keys, p), {0, 0}};
+            page_item own = {__shfl_sync(~0u, common.physical, p),
+                             __shfl_sync(~0u, common.page, p),
+                             0,
+                             0,
+                             __shfl_sync(~0u, common.first_keys, p),
+                             __shfl_sync(~0u, common.keys, p),
+                             __shfl_sync(~0u, common.whole, p),
+                             0};
             for (int32_t i = lane; i < items; i += CUDA_WARP) {
                 int32_t begin = steps * i / items * step_entries;
                 own.first = entry + (uint32_t)begin;

@@ -3,7 +3,7 @@
  * prefill_load_sm90.cuh - the loading half of prefill_sm90.cu: the ring of stages, a block's tasks, and the warpgroup
  * that brings queries and pages.
  *
- *   load_images    a warp          pages: one bulk copy into a stage
+ *   load_images    a warp          pages: one bulk copy of an image into a stage, or two boxes of the cache
  *   load_queries   three warps     queries of a consumer warpgroup each, when those before are done with. E4M3: copied
  *                                  a tile ahead, then widened; there is no room for so many of 16 bits
  *
@@ -267,13 +267,20 @@ template <typename T> static __device__ __forceinline__ void write_info(memory<T
     __syncwarp();
 }
 
+/* Whether pages that all queries of the request see to their ends come from the cache: these have no images. Others
+ * have, and come from there even for tasks that see all of them: one bulk copy takes less time than boxes. */
+template <typename T> static __device__ __forceinline__ bool comes_straight(const prefill_job &job)
+{
+    return !T::E4M3 && job.straight;
+}
+
 /* A page's stages, by a warp: their info is written, what is still to come arrives on `full`. When a value that not all
  * queries of the tile see is not finite, each query gets stages of its own, without what it does not see, as 0 * NaN
  * would reach its result. */
 template <typename T>
-static __device__ __forceinline__ void load_image(const prefill_job &job, memory<T> &m, const task &t, turn<T> &at,
-                                                  const uint32_t *words /* of a union_page */, bool last,
-                                                  int32_t &first)
+static __device__ __forceinline__ void
+load_image(const prefill_job &job, const cache_maps<T::E4M3> &maps, memory<T> &m, const task &t, turn<T> &at,
+           const uint32_t *words /* of a union_page */, bool last, int32_t &first)
 {
     /* Read anew where they are needed: registers are short. */
     auto logical = [&] { return (int32_t)words[6]; };
@@ -286,13 +293,15 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
     auto find_slot = [&] {
         return (t.tile.first_page + logical()) * (int32_t)job.window.heads + t.head - (int32_t)job.window.first_head;
     };
-    auto bring = [&](uint32_t word, bool any, int32_t slot, int part, bool change) {
+    auto bring = [&](uint32_t word, bool any, int32_t slot /* -1: straight from the cache */, int part, bool change) {
         wait_empty(m, at);
         uint32_t arrival = shared_address(change ? &m.landed : &m.full[at.stage()]);
-        if (thread_now() == 0 && any)
-            copy_bulk(shared_address(m.stage[at.stage()]),
-                      job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
-                      shape<T>::STAGE_BYTES, arrival);
+        if (thread_now() == 0 && any) {
+            uint32_t to = shared_address(m.stage[at.stage()]);
+            if (!copy_straight(maps, part, to, t.head, slot < 0 ? (int32_t)words[7] : -1, arrival))
+                copy_bulk(to, job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
+                          shape<T>::STAGE_BYTES, arrival);
+        }
         write_info(m, at, word);
         if (thread_now() == 0 && any)
             barrier_expect(arrival, shape<T>::STAGE_BYTES); /* the copy may be there before */
@@ -302,7 +311,7 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
     bool some = __any_sync(~0u, own);
     if (!last && !some) /* the last one is needed to say so */
         return;
-    int32_t slot = find_slot();
+    int32_t slot = comes_straight<T>(job) && logical() < t.tile.whole ? -1 : find_slot();
     if (!(some && t.tile.first_position + 1 - logical() * MSA_PAGE_SIZE < MSA_PAGE_SIZE && job.own.unsafe[slot])) {
         uint32_t word = info_word(t, job.width, own, logical(), first | (last ? STAGE_LAST : 0));
         first = 0;
@@ -343,11 +352,14 @@ static __device__ __forceinline__ void load_image(const prefill_job &job, memory
 }
 
 /* By the first warp of the loading warpgroup; the others bring the queries meanwhile, a tile ahead. */
-template <typename T> static __device__ __forceinline__ void load_images(const prefill_job &job, memory<T> &m)
+template <typename T>
+static __device__ __forceinline__ void load_images(const prefill_job &job, const cache_maps<T::E4M3> &maps,
+                                                   memory<T> &m)
 {
     constexpr uint32_t TOGETHER = sizeof m.words[0] / sizeof(union_page); /* the next ones are fetched meanwhile */
     turn<T> at = {0};
     uint32_t n = 0;
+    bool awaited = false;
 #pragma unroll 1
     do {
         const task &t = m.task[n];
@@ -370,8 +382,6 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
         int32_t first = STAGE_FIRST;
         copy_async_wait<0>(); /* of the task before, past its end */
         fetch(t.begin, 0);
-        grid_wait();
-        grid_release();
 #pragma unroll 1
         for (int32_t i = t.begin; i < t.end; i++) {
             uint32_t of = (uint32_t)(i - t.begin) % (2 * TOGETHER);
@@ -380,7 +390,15 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
                 __syncwarp();
                 fetch(i + (int32_t)TOGETHER, 1 - of / TOGETHER);
             }
-            load_image(job, m, t, at, m.words[0] + of * (sizeof(union_page) / 4), i == t.end - 1, first);
+            const uint32_t *words = m.words[0] + of * (sizeof(union_page) / 4);
+            /* Two pages from the cache fill the ring: then nothing is lost. */
+            if (!awaited &&
+                (!comes_straight<T>(job) || (int32_t)words[6] >= t.tile.whole || i == t.begin + 2 || i == t.end - 1)) {
+                grid_wait(); /* for the images */
+                grid_release();
+                awaited = true;
+            }
+            load_image(job, maps, m, t, at, words, i == t.end - 1, first);
         }
         n ^= 1;
     } while (begin_task(m.task[n]));

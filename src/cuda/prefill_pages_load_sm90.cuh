@@ -4,7 +4,7 @@
  * out what a block works on and brings it.
  *
  *   take_items     a warp      which entries of which page are next: known to all others some items ahead
- *   load_images    a warp      an image of each: one bulk copy into a stage
+ *   load_images    a warp      an image of each: one bulk copy into a stage, or four boxes of the cache
  *   load_queries   two warps   queries of steps, half of each, as boxes of a tensor (the heads of a query that share
  *                              the KV head), and what state each row is
  */
@@ -34,7 +34,7 @@ struct item_info {
     int32_t first_keys, keys; /* as in struct page_item */
     int32_t safe;             /* keys whose values may be used; all: MSA_PAGE_SIZE */
     uint32_t first_head;      /* of the KV head, among the window's query heads */
-    uint32_t image;           /* of the window */
+    int32_t image;            /* of the window; negative: ~ of the page that comes straight from the cache */
     float scale;              /* logit in log2 units = scale * dot; there with the image */
     const uint32_t *entries;
 };
@@ -130,7 +130,8 @@ static __device__ __forceinline__ void give_entries(const pages_job &job, memory
         write_empty(job, entries, count, head);
         return;
     }
-    bool unsafe = item.first_keys < MSA_PAGE_SIZE && job.own.unsafe[image];
+    bool straight = !T::E4M3 && job.straight && item.whole,
+         unsafe = !straight && item.first_keys < MSA_PAGE_SIZE && job.own.unsafe[image];
     int each = unsafe ? 1 : count, all = GROUP_WARPS * job.width;
 #pragma unroll 1
     for (; count > 0; count -= each, entries += each) {
@@ -143,7 +144,7 @@ static __device__ __forceinline__ void give_entries(const pages_job &job, memory
             info.keys = item.keys;
             info.safe = unsafe ? min(item.first_keys + (int)row_of(*entries), MSA_PAGE_SIZE) : MSA_PAGE_SIZE;
             info.first_head = (head - job.window.first_head) * job.ratio;
-            info.image = image;
+            info.image = straight ? ~item.physical : (int32_t)image;
             info.entries = entries;
             barrier_arrive(shared_address(&m.known[list.next.stage()]));
         }
@@ -188,8 +189,8 @@ template <typename T> static __device__ __forceinline__ void take_items(const pa
             int32_t page = item->page, count = item->count;
             for (int n = 1; ++taken < upto && item[n].page == page; n++)
                 count += item[n].count;
-            int32_t first_page = job.own.first_page[job.requests[0]]; /* read anew: registers are short */
-            if (page >= first_page && page < job.own.first_page[job.requests[1]])
+            int32_t first_page = window_begin(job, job.own.first_page); /* read anew: registers are short */
+            if (job.whole || (page >= first_page && page < window_end(job, job.own.first_page)))
                 give_entries(job, m, list, *item,
                              job.pages.entries + of * job.step.total_q * job.step.topk + item->first, count, head,
                              (uint32_t)(page - first_page) * job.window.heads + head - job.window.first_head);
@@ -210,7 +211,8 @@ template <typename T> static __device__ __forceinline__ void take_items(const pa
 /* ------------------------------------------------------------------------------------------------ images */
 
 /* By a warp. */
-template <typename T> static __device__ __forceinline__ void load_images(const pages_job &job, memory<T> &m)
+template <typename T>
+static __device__ __forceinline__ void load_images(const pages_job &job, const cache_maps<T::E4M3> &maps, memory<T> &m)
 {
     const msa_attention_args &a = job.args;
     uint32_t landings = 0;
@@ -231,8 +233,12 @@ template <typename T> static __device__ __forceinline__ void load_images(const p
         if (threadIdx.x % CUDA_WARP == 0) {
             info.scale = scale;
             barrier_expect(landed, T::IMAGE_BYTES);
-            copy_bulk(shared_address(m.stage[at.stage()]), job.own.images + (size_t)info.image * T::IMAGE_BYTES,
-                      T::IMAGE_BYTES, landed);
+            uint32_t to = shared_address(m.stage[at.stage()]);
+            int32_t page = info.image < 0 ? ~info.image : -1;
+            if (copy_straight(maps, 0, to, head, page, landed))
+                copy_straight(maps, 1, to + T::K_BYTES, head, page, landed);
+            else
+                copy_bulk(to, job.own.images + (size_t)info.image * T::IMAGE_BYTES, T::IMAGE_BYTES, landed);
         }
         if (change) {
             barrier_wait(landed, landings++ & 1);

@@ -8,14 +8,15 @@
  *
  * Of the loading warpgroup one warp finds out what is next, one copies images into a ring, two bring the queries of
  * steps (prefill_pages_load_sm90.cuh). Four warpgroups take steps in turn, each by itself. Nothing is carried from step
- * to step.
+ * to step but results on their way out.
  *
  *   S = Q K^T   E4M3: Q from shared memory through registers, where it is widened. 16 bit: both in shared memory
  *   O = P V     in the registers of S; 16 bit in halves of d, as P takes twice the registers there
  *
  * Results leave in blocks of 16 heads (struct cuda_merge): where a warp's rows are one query its 4 KB go through shared
  * memory and out by one bulk copy, which the next step does not wait for; 16-bit K/V leave no room for that, there the
- * lanes store whole lines. What results are multiplied with is left to the merge, and so is making NaN of infinities.
+ * lanes store whole lines, of the first half of d beside the products of the second, of that beside the next step's
+ * Q K. What results are multiplied with is left to the merge, and so is making NaN of infinities.
  *
  *            images    queries  results  shared memory   registers: loaders, consumers (launch)
  *   exact    2 x 48K   8 x 8K   64K      227 K           32, 4 x 112 (96)
@@ -28,8 +29,8 @@
  * Floor of 16384 queries after 31360, 64/4 heads, 16 pages each: 4.3 GB of partial results take 915 us at the 4.7 TB/s
  * that the link between the halves of the L2 lets pass of writes, the products 900 us at 1.75 GHz, the merge 1080 us.
  * Measured there on an H200, 2026-11-30, Q8KV4, scattered: 2946 us in all, of which images take 34 and merges 1120;
- * 8192 after 120K, 16/1 heads: Q8KV4 395, of which this kernel takes 222, BF16 465. docs/measurements.md says what
- * bounds it.
+ * 8192 after 120K, 16/1 heads: Q8KV4 395, of which this kernel takes 222, BF16 444, of which it takes 269.
+ * docs/measurements.md says what bounds it.
  */
 #include "prefill_pages_load_sm90.cuh"
 
@@ -104,9 +105,9 @@ static __device__ __forceinline__ void find_terms(float (&s)[64], float scale, f
     }
 }
 
-/* Row r's elements 32b + 8t + 0..7 of a product of COUNT / 16 b to where `place` has 16 bytes of each b. */
-template <int COUNT, typename PLACE>
-static __device__ __forceinline__ void place_partial(const float (&o)[COUNT], int r, PLACE place)
+/* Row r of a product in BF16: the lane's 16 bytes of each 32 elements. */
+template <int COUNT>
+static __device__ __forceinline__ void pack_partial(const float (&o)[COUNT], int r, uint4 (&to)[COUNT / 16])
 {
 #pragma unroll
     for (int b = 0; b < COUNT / 16; b++) {
@@ -114,21 +115,24 @@ static __device__ __forceinline__ void place_partial(const float (&o)[COUNT], in
 #pragma unroll
         for (int i = 0; i < 4; i++)
             pair[i] = pack_pair<OPERAND_BF16>(o[16 * b + 4 * i + 2 * r], o[16 * b + 4 * i + 2 * r + 1]);
-        place(b * (PARTIAL_BLOCK * PARTIAL_BYTES / 4), make_uint4(pair[0], pair[1], pair[2], pair[3]));
+        to[b] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
     }
 }
 
-/* To memory from the lanes, in blocks as struct cuda_merge says; first_b: the product's. */
-template <int COUNT>
-static __device__ __forceinline__ void write_partial(const pages_job &job, const float (&o)[COUNT], int r,
-                                                     uint32_t state, int first_b)
+constexpr int PART_BYTES = PARTIAL_BLOCK * PARTIAL_BYTES / 4; /* 32 elements of a block's heads */
+
+/* To memory from the lanes, in blocks as struct cuda_merge says, from the row's elements 32 * first on. */
+template <int PARTS>
+static __device__ __forceinline__ void store_partial(const pages_job &job, const uint4 (&x)[PARTS], uint32_t state,
+                                                     int first)
 {
     if (state == NO_STATE)
         return;
     uint8_t *to = job.pages.partials + (size_t)(state / PARTIAL_BLOCK) * (PARTIAL_BLOCK * PARTIAL_BYTES) +
-                  state % PARTIAL_BLOCK * (PARTIAL_BYTES / 4) + threadIdx.x % 4 * 16 +
-                  first_b * (PARTIAL_BLOCK * PARTIAL_BYTES / 4);
-    place_partial(o, r, [&](int offset, uint4 x) { *(uint4 *)(to + offset) = x; });
+                  state % PARTIAL_BLOCK * (PARTIAL_BYTES / 4) + threadIdx.x % 4 * 16 + first * PART_BYTES;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        __stcs((uint4 *)(to + i * PART_BYTES), x[i]);
 }
 
 /* A warp's rows, which are one query and so a block, to memory by one copy. state: of a lane's first row. */
@@ -141,22 +145,38 @@ static __device__ __forceinline__ void send_partials(const pages_job &job, const
     copy_bulk_wait(); /* that of the step before, by the lane that sent it */
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        place_partial(o, r, [&](int offset, uint4 x) {
-            store_shared_128(out + lane * 16 + r * (8 * PARTIAL_BYTES / 4) + offset, x);
-        });
+    for (int r = 0; r < 2; r++) {
+        uint4 x[4];
+        pack_partial(o, r, x);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            store_shared_128(out + lane * 16 + r * (8 * PARTIAL_BYTES / 4) + i * PART_BYTES, x[i]);
+    }
     fence_async_reads();
     __syncwarp();
     if (lane == 0)
         copy_bulk_out_once(job.pages.partials + (size_t)state * PARTIAL_BYTES, out, WARP_ROWS * PARTIAL_BYTES);
 }
 
+/* Half of a step's results, of 16-bit queries, which leaves while later products are under way. */
+struct late_results {
+    uint4 part[2][2]; /* of the lane's rows */
+    uint32_t state[2];
+};
+
+static __device__ __forceinline__ void store_late(const pages_job &job, const late_results &late, int first)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        store_partial(job, late.part[r], late.state[r], first);
+}
+
 /* P V and what becomes of it; states: the lane's two. v: low half of a matrix descriptor. 16 bit: half of d at a time,
- * as P takes twice the registers. */
+ * as P takes twice the registers; the second one's results are left in `late`. */
 template <typename T>
 static __device__ __forceinline__ void write_products(const pages_job &job, memory<T> &m, float (&s)[64],
                                                       const uint32_t (&p)[T::P_WORDS], uint32_t v,
-                                                      const uint32_t (&state)[2])
+                                                      const uint32_t (&state)[2], late_results &late)
 {
     if constexpr (T::E4M3) {
         wgmma_fence();
@@ -169,8 +189,11 @@ static __device__ __forceinline__ void write_products(const pages_job &job, memo
             send_partials(job, s, state[0], shared_address(m.out[threadIdx.x / CUDA_WARP]));
         else
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                write_partial(job, s, r, state[r], 0);
+            for (int r = 0; r < 2; r++) {
+                uint4 x[4];
+                pack_partial(s, r, x);
+                store_partial(job, x, state[r], 0);
+            }
     } else {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -180,10 +203,14 @@ static __device__ __forceinline__ void write_products(const pages_job &job, memo
             for (int i = 0; i < 8; i++) /* 16 keys, each a row of 128 bytes */
                 wgmma_64x64_turned<T::PV>(part, p + 4 * i, matrix_of_low(v + half * (TILE_HALF / 16) + i * 128), i);
             wgmma_commit();
+            if (half)
+                store_late(job, late, 0);
             wgmma_wait(part);
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                write_partial(job, part, r, state[r], 2 * half);
+            for (int r = 0; r < 2; r++) {
+                pack_partial(part, r, late.part[r]);
+                late.state[r] = state[r];
+            }
         }
     }
 }
@@ -191,7 +218,7 @@ static __device__ __forceinline__ void write_products(const pages_job &job, memo
 /* One step of a warpgroup. */
 template <typename T>
 static __device__ __forceinline__ void attend_step(const pages_job &job, memory<T> &m, item_place<T> item,
-                                                   slot_place<T> slot)
+                                                   slot_place<T> slot, late_results &late)
 {
     uint32_t k = (uint32_t)uniform((int)matrix_low(shared_address(m.stage[image_of<T>(item).stage()]))),
              q = shared_address(m.q[slot.stage()]), p[T::P_WORDS];
@@ -199,17 +226,22 @@ static __device__ __forceinline__ void attend_step(const pages_job &job, memory<
         keys[2];
     uint32_t state[2];
     float s[64], max[2], sum[2];
+    auto look_at_rows = [&] {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            state[r] = m.rows[slot.stage()].state[first_row + 8 * r];
+            keys[r] = m.rows[slot.stage()].keys[first_row + 8 * r];
+        }
+    };
     barrier_wait(shared_address(&m.q_full[slot.stage()]), slot.parity());
     if constexpr (T::E4M3) {
         multiply_queries<T>(s, q + first_row * 128 + (lane % 4 ^ lane / 4) * 16, k);
+        look_at_rows();
     } else {
         multiply_keys<T>(s, matrix_low(q), k);
+        store_late(job, late, 2);
+        look_at_rows();
         wgmma_wait(s);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        state[r] = m.rows[slot.stage()].state[first_row + 8 * r];
-        keys[r] = m.rows[slot.stage()].keys[first_row + 8 * r];
     }
     __syncwarp();
     if (lane == 0)
@@ -223,7 +255,7 @@ static __device__ __forceinline__ void attend_step(const pages_job &job, memory<
     if (lane % 4 < 2 && own != NO_STATE)
         write_state(job, own, lane % 2 ? max[1] : max[0], lane % 2 ? sum[1] : sum[0]);
     pack_probabilities<T>(s, p);
-    write_products<T>(job, m, s, p, k + T::K_BYTES / 16, state);
+    write_products<T>(job, m, s, p, k + T::K_BYTES / 16, state, late);
 }
 
 template <typename T> static __device__ __forceinline__ void attend_items(const pages_job &job, memory<T> &m)
@@ -232,6 +264,7 @@ template <typename T> static __device__ __forceinline__ void attend_items(const 
     item_place<T> item = {0};
     slot_place<T> slot = {0};
     slot.advance(step);
+    late_results late = {{}, {NO_STATE, NO_STATE}};
 #pragma unroll 1
     for (;; item.advance()) {
         barrier_wait(shared_address(&m.known[item.stage()]), item.parity());
@@ -241,13 +274,15 @@ template <typename T> static __device__ __forceinline__ void attend_items(const 
         wait_full(m, image_of<T>(item)); /* without a step, too: no warp gives back a stage before others have it */
 #pragma unroll 1
         for (; step < steps; step += shape<T>::TEAMS) {
-            attend_step(job, m, item, slot);
+            attend_step(job, m, item, slot, late);
             slot.advance(shape<T>::TEAMS);
         }
         step -= steps;
         __syncwarp();
         give_empty(m, image_of<T>(item));
     }
+    if (!T::E4M3)
+        store_late(job, late, 2);
     copy_bulk_wait(); /* the memory is the block's until it ends */
 }
 
@@ -266,17 +301,18 @@ static __device__ __noinline__ void await_attend(const pages_job &job)
 
 template <typename T>
 static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
-    attend_pages(const __grid_constant__ pages_job job, const __grid_constant__ CUtensorMap queries)
+    attend_pages(const __grid_constant__ pages_job job, const __grid_constant__ CUtensorMap queries,
+                 const __grid_constant__ cache_maps<T::E4M3> maps)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     memory<T> &m = *(memory<T> *)shared;
     grid_release();
-    if (job.blocks && !*job.pages.page_major) {
+    bool some = *job.pages.page_major, chosen = job.pages.chosen[job.chunk]; /* by loads that wait together */
+    if (job.blocks && !some) {
         if (blockIdx.x == 0 && threadIdx.x == 0 && (int64_t)(job.chunk + 1) * job.pages.chunk_rows >= job.step.total_q)
             await_attend(job);
         return;
     }
-    bool chosen = job.pages.chosen[job.chunk];
     if (!job.beside || !chosen)
         grid_wait();
     if (!chosen)
@@ -295,12 +331,17 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
         barrier_init(shared_address(&m.landed), 1);
         fence_barriers();
     }
+    if (threadIdx.x == CUDA_WARP) {
+        prefetch_map(&queries);
+        if (job.straight)
+            prefetch_maps(maps);
+    }
     __syncthreads();
     int loader = uniform(threadIdx.x / CUDA_WARP) - shape<T>::TEAMS * GROUP_WARPS;
     if (loader >= 0) {
         fewer_registers<shape<T>::LOAD_REGISTERS>();
         if (loader == 0)
-            load_images(job, m);
+            load_images(job, maps, m);
         else if (loader <= QUERY_LOADERS)
             load_queries(job, queries, m, loader - 1);
         else
@@ -331,7 +372,8 @@ static bool map_queries(const pages_job &job, const void *q, int64_t row_stride,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-template <typename T> static cudaError_t launch_pages(pages_job job, cudaStream_t stream)
+template <typename T>
+static cudaError_t launch_pages(pages_job job, const cache_maps<T::E4M3> &maps, cudaStream_t stream)
 {
     constexpr int ROW_BYTES = shape<T>::QUERY_BYTES;
     const msa_attention_args &a = job.args;
@@ -350,7 +392,7 @@ template <typename T> static cudaError_t launch_pages(pages_job job, cudaStream_
     }
     return error ? error
                  : launch(kernel, (unsigned)job.num_sms, shape<T>::THREADS, sizeof(memory<T>), job.dependent_launch,
-                          stream, job, map);
+                          stream, job, map, maps);
 }
 
 /* The merge of the chunk's rows of the window. */
@@ -365,6 +407,7 @@ static cuda_merge make_merge(const pages_job &job)
     merge.sum_offset = 4;
     merge.divides = true;
     merge.blocked = true;
+    merge.turned = desc.q_dtype != MSA_E4M3;
     merge.factor =
         job.args.v_descale
             ? (const float *)((const char *)job.args.v_descale + job.window.first_head * job.args.v_descale_stride)
@@ -401,12 +444,13 @@ static cuda_merge make_merge(const pages_job &job)
     return merge;
 }
 
-template <typename T> static cudaError_t attend_chunks(const prefill_job &window, cudaStream_t stream)
+template <typename T>
+static cudaError_t attend_chunks(const prefill_job &window, const cache_maps<T::E4M3> &maps, cudaStream_t stream)
 {
     pages_job job = make_pages_job(window);
     cudaError_t error = cudaSuccess;
     for (; !error && (int64_t)job.chunk * job.pages.chunk_rows < job.step.total_q; job.chunk++) {
-        error = launch_pages<T>(job, stream);
+        error = launch_pages<T>(job, maps, stream);
         cuda_merge merge = make_merge(job);
         if (!error)
             error = job.merge(&merge, stream);
@@ -414,10 +458,14 @@ template <typename T> static cudaError_t attend_chunks(const prefill_job &window
     return error;
 }
 
-cudaError_t attend_page_lists(const prefill_job &window, cudaStream_t stream)
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<true> &maps, cudaStream_t stream)
 {
-    return window.desc.q_dtype == MSA_BF16          ? attend_chunks<bf16_types>(window, stream)
-           : window.desc.q_dtype == MSA_FP16        ? attend_chunks<fp16_types>(window, stream)
-           : window.precision == MSA_PRECISION_FAST ? attend_chunks<fast_types>(window, stream)
-                                                    : attend_chunks<exact_types>(window, stream);
+    return window.precision == MSA_PRECISION_FAST ? attend_chunks<fast_types>(window, maps, stream)
+                                                  : attend_chunks<exact_types>(window, maps, stream);
+}
+
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<false> &maps, cudaStream_t stream)
+{
+    return window.desc.q_dtype == MSA_BF16 ? attend_chunks<bf16_types>(window, maps, stream)
+                                           : attend_chunks<fp16_types>(window, maps, stream);
 }

@@ -10,8 +10,9 @@
  *           result depends on those beside it
  *
  * A partial result is the sum over a page's keys of 2^(logit - max) * value, with E4M3 queries 448 times that, in BF16,
- * beside the maximum (log2 units) and the sum without values. The ranks of a row are its states, which combine_sm90
- * merges.
+ * beside the maximum (log2 units) and the sum without values. With 16-bit queries its elements are in the order in
+ * which the lanes have them, which the merge undoes once for all pages of a row (struct cuda_merge: turned). The ranks
+ * of a row are its states, which combine_sm90 merges.
  *
  * Memory: partial results of a chunk, at most MAX_PARTIAL_BYTES, 8 bytes of state for each 256 of them; the chunk's
  * queries; of each list 4 to 6 bytes for each page of each row, and up to 52 for each page of each request (and once
@@ -46,7 +47,8 @@ struct alignas(16) page_item {
     uint32_t first;           /* of the list's entries */
     int32_t count;            /* of entries */
     int32_t first_keys, keys; /* of the page: that the chunk's first row would see; that the request has */
-    int32_t reserved[2];
+    int32_t whole;            /* see whole_pages */
+    int32_t reserved;
 };
 
 struct page_memory {
@@ -142,6 +144,7 @@ static inline pages_job make_pages_job(const prefill_job &window)
 
 /* Of prepare, after the rows' pages are known; of run, after the images of the window. */
 cudaError_t cut_step(const prefill_job &whole, cudaStream_t stream);
-cudaError_t attend_page_lists(const prefill_job &window, cudaStream_t stream);
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<true> &maps, cudaStream_t stream);
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<false> &maps, cudaStream_t stream);
 
 #endif

@@ -20,9 +20,9 @@
  *
  * Launches: images, this kernel, then page-major work and its merge for each chunk of rows. Each starts while the one
  * ahead of it ends. write_images waits for all that was before it and only then lets this kernel start, which therefore
- * finds its tasks, their unions and queries while images are still made. Where no tile is page-major the launches
- * behind it find nothing to do while its last tiles are at work; the last two of them end no earlier than it, see
- * await_attend.
+ * finds its tasks, their unions, queries, and pages that come straight from the cache while images are still made.
+ * Where no tile is page-major the launches behind it find nothing to do while its last tiles are at work; the last two
+ * of them end no earlier than it, see await_attend.
  *
  *                 stages          shared memory   registers: loaders, consumers (launch)
  *   E4M3 exact    3 x 48K         217 K           32, 160 (128)
@@ -33,11 +33,12 @@
  * 940 us at the measured rates of F16 (861) and FP8 (1658 TFLOP/s) products, 640 us for `fast`; the exponentials take
  * 550 us. Measured there on an H200, 2026-11-30, Q8KV4, conversion included: even 1452 us, `fast` 1269, clustered 1940
  * under long load, 1347, 1186 and 1862 with pauses, as the power limit sets the clock; 16384 fresh, 16/1 heads, even:
- * Q8KV4 332, BF16 449.
+ * Q8KV4 332, BF16 449; 8192 after 120K, clustered: BF16 371.
  */
 #include "prefill_load_sm90.cuh"
 #include "prefill_pages_sm90.cuh"
 #include "splits.cuh"
+#include "tensor_map.cuh"
 
 /* ------------------------------------------------------------------------------------------------ consumers */
 
@@ -60,14 +61,12 @@ static __device__ __forceinline__ void write_results(const prefill_job &job, con
     for (int r = 0; r < 2; r++) {
         int row = lane / 4 + 8 * r, in_warp = m.query[row], query = (group * GROUP_WARPS + warp) * job.width + in_warp,
             head = row - in_warp * job.ratio;
-        if (in_warp >= job.width || query >= results.num_rows)
+        bool live = in_warp < job.width && query < results.num_rows, empty = o.sum[r] == 0;
+        if (T::E4M3 && !live)
             continue;
-        bool empty = o.sum[r] == 0;
-        store_elements<T>(o, r, empty ? 0.0f : results.value_scale / o.sum[r],
-                          (char *)result.out + results.out + query * result.out_row_stride +
-                              head * result.out_head_stride,
-                          result.dtype);
-        if (!result.lse || lane % 4)
+        char *out = (char *)result.out + results.out + query * result.out_row_stride + head * result.out_head_stride;
+        store_elements<T>(o, r, empty ? 0.0f : results.value_scale / o.sum[r], live ? out : nullptr, result.dtype);
+        if (!live || !result.lse || lane % 4)
             continue;
         char *lse = (char *)result.lse + results.lse + query * result.lse_row_stride + head * result.lse_head_stride;
         float one = exp2_approx(job.log2_one); /* as the hardware has it, so that a lone key gives its logit exactly */
@@ -188,7 +187,8 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
 /* ------------------------------------------------------------------------------------------------ the kernel */
 
 template <typename T>
-static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __grid_constant__ prefill_job job)
+static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
+    attend(const __grid_constant__ prefill_job job, const __grid_constant__ cache_maps<T::E4M3> maps)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     memory<T> &m = *(memory<T> *)shared;
@@ -205,6 +205,8 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
         m.landings = 0;
         fence_barriers();
     }
+    if (comes_straight<T>(job) && threadIdx.x == 2 * CUDA_WARP)
+        prefetch_maps(maps);
     if (threadIdx.x == CUDA_WARP) {
         m.list = find_tasks(job);
         find_task(job, m, 0, true);
@@ -213,14 +215,14 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1) attend(const __gr
         m.query[threadIdx.x - WARPGROUP] = (uint8_t)query_of_row(job, threadIdx.x - WARPGROUP);
     __syncthreads();
     if (m.task[0].head < 0) { /* none */
-        if (threadIdx.x % CUDA_WARP == 0 && threadIdx.x >= WARPGROUP)
-            count_finished(job, 1);
+        if (threadIdx.x == 0)
+            count_finished(job, GROUPS * GROUP_WARPS);
         return;
     }
     if (uniform(threadIdx.x / WARPGROUP) == 0) {
         fewer_registers<shape<T>::LOAD_REGISTERS>();
         if (threadIdx.x < CUDA_WARP)
-            load_images(job, m);
+            load_images(job, maps, m);
         else
             load_queries(job, m);
     } else {
@@ -275,12 +277,32 @@ static uint32_t attend_blocks(const prefill_job &job)
     return (uint32_t)(GROUPS * tasks < job.num_sms ? GROUPS * tasks : job.num_sms); /* tiles may be cut */
 }
 
-template <typename T> static cudaError_t launch_attend(const prefill_job &job, cudaStream_t stream)
+template <typename T>
+static cudaError_t launch_attend(const prefill_job &job, const cache_maps<T::E4M3> &maps, cudaStream_t stream)
 {
     cudaError_t error = cudaFuncSetAttribute(attend<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
-    return error
-               ? error
-               : launch(attend<T>, job.blocks, shape<T>::THREADS, sizeof(memory<T>), job.dependent_launch, stream, job);
+    return error ? error
+                 : launch(attend<T>, job.blocks, shape<T>::THREADS, sizeof(memory<T>), job.dependent_launch, stream,
+                          job, maps);
+}
+
+/* False: pages do not come straight from the cache. */
+static bool map_cache(const prefill_job &job, cache_maps<false> *maps)
+{
+    const msa_attention_args &a = job.args;
+    int64_t heads = job.desc.num_kv_heads;
+    constexpr int ROW_BYTES = 2 * MSA_HEAD_DIM;
+    return map_tensor(job.encode_tensor, &maps->k,
+                      {a.k, a.k_token_stride, a.k_head_stride, a.k_page_stride, heads, a.num_pages}, ROW_BYTES,
+                      MSA_PAGE_SIZE) &&
+           map_tensor(job.encode_tensor, &maps->v,
+                      {a.v, a.v_token_stride, a.v_head_stride, a.v_page_stride, heads, a.num_pages}, ROW_BYTES,
+                      MSA_PAGE_SIZE);
+}
+
+static bool map_cache(const prefill_job &, cache_maps<true> *)
+{
+    return false;
 }
 
 template <storage STORAGE, typename T>
@@ -294,15 +316,17 @@ static cudaError_t convert_and_attend(const struct cuda_attention *job, cudaStre
             int32_t left = job->desc.num_kv_heads - head;
             uint32_t heads = (uint32_t)(left < size.heads ? left : size.heads);
             prefill_job part = make_job(*job, {(uint32_t)i, (uint32_t)head, heads});
+            cache_maps<T::E4M3> maps = {};
+            part.straight = map_cache(part, &maps);
             error = launch(write_images<STORAGE, T>, (unsigned)(job->num_sms * image_blocks(STORAGE)), IMAGE_THREADS,
                            T::IMAGE_BYTES, job->dependent_launch, stream, part);
             if (has_page_lists(*job))
                 part.some_tiles = make_pages_job(part).pages.query_major;
             part.blocks = job->desc.strategy == MSA_STRATEGY_PAGE_MAJOR ? 0 : attend_blocks(part);
             if (!error && part.blocks)
-                error = launch_attend<T>(part, stream);
+                error = launch_attend<T>(part, maps, stream);
             if (!error && has_page_lists(*job))
-                error = attend_page_lists(part, stream);
+                error = attend_page_lists(part, maps, stream);
         }
     return error;
 }

@@ -7,7 +7,8 @@
  *   union     the pages that a tile's queries selected, each once, with a bit for every query
  *   image     one page of one KV head as the products' operands: K in F16 (E4M3 for `fast`), then V in E4M3, turned;
  *             with 16-bit queries both as they are, swizzled. Keys past the request's length are zeros. Only pages
- *             that some query selected are made
+ *             that some query selected are made, of 16 bits only those that some query of the request sees in part:
+ *             the others come straight from the cache by boxes of a tensor map, where its strides fit into one
  *   window    the requests and KV heads whose images are there at once. A step's windows follow each other
  *
  * Memory: at most 768 MB of images (48 KB; 32 KB for `fast`, 64 KB with 16-bit queries), whatever the capacities: a
@@ -20,6 +21,7 @@
 #include "attention.cuh"
 #include "attention_sm90.cuh"
 #include "page.cuh"
+#include "ptx_bulk_sm90.cuh"
 
 enum { GROUPS = 3, GROUP_WARPS = 4, IMAGE_MEMORY = 768 << 20 };
 
@@ -35,13 +37,15 @@ struct alignas(16) union_tile {
     int32_t kv_len;                              /* of the request */
     int32_t first_page;                          /* of the request, among all requests' pages */
     int32_t size;                                /* of the union */
-    int32_t reserved[2];
+    int32_t whole;                               /* of the request, see whole_pages */
+    int32_t reserved;
 };
 
 /* A page of a request, in order of requests and pages. */
-struct image_source {
+struct alignas(8) image_source {
     int32_t physical; /* -1: nobody selected it */
-    int32_t keys;     /* of the request, the rest are zeros */
+    int16_t keys;     /* of the request, the rest are zeros */
+    int16_t whole;    /* see whole_pages */
 };
 
 struct prefill_memory {
@@ -167,6 +171,14 @@ struct prefill_job : cuda_attention {
     uint32_t list_heads;                  /* KV heads that share a list */
     float log2_one; /* of a term of 1: a constant that the compiler must not know, see write_results */
     float scale;    /* of logits in log2 units, but for the tensors' own factors */
+    bool straight;  /* pages that are whole for all who meet them come from the cache, see cache_maps */
+};
+
+/* A cache of 16 bits to the copies' tensors: a parameter of its own, which other kernels do without. */
+template <bool NONE> struct cache_maps {
+    CUtensorMap k, v;
+};
+template <> struct cache_maps<true> {
 };
 
 static inline prefill_job make_job(const cuda_attention &job, const prefill_window &window)
@@ -196,6 +208,43 @@ static __device__ __forceinline__ int32_t window_begin(const prefill_job &job, c
 static __device__ __forceinline__ int32_t window_end(const prefill_job &job, const int32_t *before)
 {
     return before[job.whole ? job.step.batch : job.requests[1]];
+}
+
+/* Pages of a request that all its queries see to their ends: as many from the first on. */
+static __device__ __forceinline__ int32_t whole_pages(const cuda_request &request)
+{
+    int64_t keys = min(request.first_position + 1, (int64_t)request.kv_len);
+    return keys > 0 ? (int32_t)(keys / MSA_PAGE_SIZE) : 0;
+}
+
+/* The K (part 0) or the V of a page as it lies in an image, from the cache; page -1: it has an image. By a thread.
+ * Returns whether it comes. */
+static __device__ __forceinline__ bool copy_straight(const cache_maps<false> &maps, int part, uint32_t to, int32_t head,
+                                                     int32_t page, uint32_t barrier)
+{
+    const CUtensorMap *map = part ? &maps.v : &maps.k;
+    if (page < 0)
+        return false;
+    copy_box(to, map, 0, 0, head, page, barrier);
+    copy_box(to + TILE_HALF, map, 128, 0, head, page, barrier);
+    return true;
+}
+
+static __device__ __forceinline__ bool copy_straight(const cache_maps<true> &, int, uint32_t, int32_t, int32_t,
+                                                     uint32_t)
+{
+    return false;
+}
+
+/* Fetches the maps themselves. By a thread. */
+static __device__ __forceinline__ void prefetch_maps(const cache_maps<false> &maps)
+{
+    prefetch_map(&maps.k);
+    prefetch_map(&maps.v);
+}
+
+static __device__ __forceinline__ void prefetch_maps(const cache_maps<true> &)
+{
 }
 
 /* Zeros in place of values of keys from `keys` on. By a warp. */

@@ -80,6 +80,30 @@ template <operand TYPE> static __device__ inline uint32_t pack_pair(float low, f
     return pair;
 }
 
+/* ------------------------------------------------------------------------------------------------ four lanes */
+
+/* Of two lanes: an even one gets the first words of both, an odd one the second. lanes: those that call it together. */
+static __device__ inline void pair_words(uint32_t &first, uint32_t &second, uint32_t lane, uint32_t lanes)
+{
+    bool odd = lane % 2;
+    uint32_t other = __shfl_xor_sync(lanes, odd ? first : second, 1);
+    first = odd ? other : first;
+    second = odd ? second : other;
+}
+
+/* Four lanes' 64 bytes to memory: word 4i + j of these is word i of lane j. lanes: those that call it together, of
+ * fours all or none; to: NULL if nothing is to be written. */
+static __device__ inline void store_turned(void *to, uint4 x, uint32_t lane, uint32_t lanes)
+{
+    pair_words(x.x, x.y, lane, lanes);
+    pair_words(x.z, x.w, lane, lanes);
+    if (to) {
+        uint2 *at = (uint2 *)to + lane % 2 * 2 + lane / 2 % 2;
+        __stcs(at, make_uint2(x.x, x.y));
+        __stcs(at + 4, make_uint2(x.z, x.w));
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------ tensor cores */
 
 static __device__ inline uint32_t shared_address(const void *pointer)
