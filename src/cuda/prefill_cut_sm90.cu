@@ -118,11 +118,12 @@ cudaError_t cut_step(const prefill_job &whole, cudaStream_t stream)
          forced = job.desc.strategy == MSA_STRATEGY_PAGE_MAJOR;
     unsigned tiles = (unsigned)job.step.num_tiles, lists = (unsigned)job.step.lists;
     int64_t counters = lists_pages ? (int64_t)(job.pages.counter_bytes / 4) : 0, sources = num_sources(job);
-    cudaError_t error = launch(find_windows, 1 + grid_blocks(sources > counters ? sources : counters, SCAN_THREADS),
-                               SCAN_THREADS, 0, dependent, stream, job, counters);
+    cudaError_t error =
+        launch_between(find_windows, 1 + grid_blocks(sources > counters ? sources : counters, SCAN_THREADS),
+                       SCAN_THREADS, 0, dependent, stream, job, counters);
     if (!error && lists_pages && (forced || !joins_few(job)))
-        error = launch(choose_tiles, dim3(grid_blocks(tiles, CHOOSE_THREADS / CUDA_WARP), lists), CHOOSE_THREADS, 0,
-                       dependent, stream, job);
+        error = launch_between(choose_tiles, dim3(grid_blocks(tiles, CHOOSE_THREADS / CUDA_WARP), lists),
+                               CHOOSE_THREADS, 0, dependent, stream, job);
     if (!error && !forced)
         error = join_tiles(job, stream);
     if (!error && lists_pages)

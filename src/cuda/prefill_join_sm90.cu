@@ -9,6 +9,7 @@
  */
 #include "prefill_cut_sm90.cuh"
 #include "ptx_bulk_sm90.cuh"
+#include "step.cuh"
 
 enum {
     JOIN_THREADS = 128,
@@ -311,7 +312,7 @@ cudaError_t join_tiles(const pages_job &job, cudaStream_t stream)
     unsigned tiles = (unsigned)job.step.num_tiles, lists = (unsigned)job.step.lists;
     bool chooses = has_page_lists(job);
     if (joins_few(job))
-        return launch(join_few, dim3(grid_blocks(tiles, JOIN_WARPS), lists), JOIN_THREADS, JOIN_WARPS * join_bytes(job),
-                      job.dependent_launch, stream, job, chooses);
-    return launch(join_many, dim3(tiles, lists), JOIN_THREADS, 0, job.dependent_launch, stream, job, chooses);
+        return launch_between(join_few, dim3(grid_blocks(tiles, JOIN_WARPS), lists), JOIN_THREADS,
+                              JOIN_WARPS * join_bytes(job), job.dependent_launch, stream, job, chooses);
+    return launch_between(join_many, dim3(tiles, lists), JOIN_THREADS, 0, job.dependent_launch, stream, job, chooses);
 }

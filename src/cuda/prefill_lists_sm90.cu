@@ -362,11 +362,11 @@ template <int EACH> static cudaError_t list_by(const pages_job &job, cudaStream_
     if (!error)
         error = cudaFuncSetAttribute(write_entries<EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize, sorting_bytes);
     if (!error)
-        error = launch(count_entries<EACH>, dim3(sorting, lists), THREADS, counting_bytes, job.dependent_launch, stream,
-                       job);
+        error = launch_between(count_entries<EACH>, dim3(sorting, lists), THREADS, counting_bytes, job.dependent_launch,
+                               stream, job);
     if (!error)
-        error = launch(write_entries<EACH>, dim3(sorting + listing, lists), THREADS, sorting_bytes,
-                       job.dependent_launch, stream, job, sorting);
+        error = launch_between(write_entries<EACH>, dim3(sorting + listing, lists), THREADS, sorting_bytes,
+                               job.dependent_launch, stream, job, sorting);
     return error;
 }
 

@@ -255,9 +255,9 @@ template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THRE
 
 template <int LANES, int EACH> static cudaError_t launch_pages(const struct cuda_step &step, cudaStream_t stream)
 {
-    return launch(write_pages<LANES, EACH>,
-                  dim3(grid_blocks(step.total_q, ROW_THREADS / LANES * EACH), (unsigned)step.lists), ROW_THREADS, 0,
-                  step.dependent_launch, stream, step);
+    return launch_between(write_pages<LANES, EACH>,
+                          dim3(grid_blocks(step.total_q, ROW_THREADS / LANES * EACH), (unsigned)step.lists),
+                          ROW_THREADS, 0, step.dependent_launch, stream, step);
 }
 
 /* ------------------------------------------------------------------------------------------------ steps */
@@ -482,7 +482,7 @@ template <int LANES, int THREADS> static cudaError_t launch_small_by(const cuda_
     int64_t blocks = step.lists ? 1 + grid_blocks((int64_t)step.total_q * step.lists, THREADS / LANES)
                                 : grid_blocks(step.num_parts > step.total_q ? step.num_parts : step.total_q, THREADS);
     unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < CUDA_ERROR_WORDS ? blocks : CUDA_ERROR_WORDS);
-    return launch(prepare_small<LANES, THREADS>, grid, THREADS, 0, step.dependent_launch, stream, step);
+    return launch_between(prepare_small<LANES, THREADS>, grid, THREADS, 0, step.dependent_launch, stream, step);
 }
 
 static cudaError_t launch_small(const cuda_step &step, cudaStream_t stream)
@@ -500,10 +500,10 @@ static cudaError_t launch_small(const cuda_step &step, cudaStream_t stream)
 
 static cudaError_t launch_large(const cuda_step &step, cudaStream_t stream)
 {
-    cudaError_t error = launch(clean_requests, 1, SCAN_THREADS, 0, false, stream, step);
+    cudaError_t error = launch_between(clean_requests, 1, SCAN_THREADS, 0, false, stream, step);
     if (!error)
-        error = launch(write_rows, grid_blocks(step.total_q, ROW_THREADS), ROW_THREADS, 0, step.dependent_launch,
-                       stream, step);
+        error = launch_between(write_rows, grid_blocks(step.total_q, ROW_THREADS), ROW_THREADS, 0,
+                               step.dependent_launch, stream, step);
     constexpr int HALF = CUDA_WARP / 2, MANY = 8192; /* lists; fewer do not fill a GPU four at a time */
     bool many = (int64_t)step.total_q * step.lists >= MANY;
     if (!error && step.lists && step.topk <= HALF)
@@ -511,9 +511,9 @@ static cudaError_t launch_large(const cuda_step &step, cudaStream_t stream)
     else if (!error && step.lists)
         error = many ? launch_pages<CUDA_WARP, 4>(step, stream) : launch_pages<CUDA_WARP, 1>(step, stream);
     if (!error && step.first_step)
-        error = launch(add_steps, 1, SCAN_THREADS, 0, step.dependent_launch, stream, step);
+        error = launch_between(add_steps, 1, SCAN_THREADS, 0, step.dependent_launch, stream, step);
     if (!error && step.num_parts)
-        error = launch(cut_parts, 1, SCAN_THREADS, 0, step.dependent_launch, stream, step);
+        error = launch_between(cut_parts, 1, SCAN_THREADS, 0, step.dependent_launch, stream, step);
     return error;
 }
 

@@ -1,12 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * step.cuh - what kernels that cut a step into work share: running sums and maxima over a block's threads, the
- * search in them, and the pages of a tile.
+ * step.cuh - what kernels that cut a step into work share: how they are launched, running sums and maxima over a
+ * block's threads, the search in them, and the pages of a tile.
  */
 #ifndef MSA_CUDA_STEP_CUH
 #define MSA_CUDA_STEP_CUH
 
 #include "ptx.cuh"
+
+/* Of kernels between others that take all of an SM's shared memory. An SM is divided into that and its L1 anew only once
+ * nothing runs on it, and then no launch can be on its way while the one ahead of it runs; so all ask for the same. */
+template <typename... Params, typename... Args>
+static cudaError_t launch_between(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
+                                  bool dependent, cudaStream_t stream, const Args &...args)
+{
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    return error ? error : launch(kernel, grid, threads, shared_bytes, dependent, stream, args...);
+}
 
 enum { SCAN_THREADS = CUDA_WARP * CUDA_WARP }; /* of the block */
 
