@@ -173,6 +173,14 @@ static __device__ __forceinline__ void raise_reference(const float (&max)[2], fl
     }
 }
 
+/* A row's dot products relative to their maximum. */
+static __device__ __forceinline__ void subtract_maximum(float (&s)[64], int r, float max)
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        s[i / 2 * 4 + 2 * r + i % 2] -= max;
+}
+
 /* Makes ready for terms: hides keys, finds the rows' maxima and their biases. weight: of the page's products. */
 template <typename T>
 static __device__ __forceinline__ void find_biases(float (&s)[64], float scale, const page_view &view, row_state &o,
@@ -203,9 +211,7 @@ static __device__ __forceinline__ void find_biases(float (&s)[64], float scale, 
             if (fabsf(bias[r]) <= LARGE_BIAS)
                 continue;
             bias[r] = LOG2_ONE;
-#pragma unroll
-            for (int i = 0; i < 32; i++)
-                s[i / 2 * 4 + 2 * r + i % 2] -= max[r];
+            subtract_maximum(s, r, max[r]);
         }
     }
 #pragma unroll
@@ -213,9 +219,9 @@ static __device__ __forceinline__ void find_biases(float (&s)[64], float scale, 
         weight[r] = exp2_approx(above[r]);
 }
 
-/* The scores to the unrounded terms of P, in place; they enter the rows' sums. */
-static __device__ __forceinline__ void make_terms(float (&s)[64], float scale, const page_view &view,
-                                                  const float (&bias)[2], const float (&weight)[2], row_state &o)
+/* The scores to the unrounded terms of P, in place, and the lane's sums of them. */
+static __device__ __forceinline__ void exponentials(float (&s)[64], float scale, const float (&bias)[2],
+                                                    float (&row_sum)[2])
 {
     float sum[4];
 #pragma unroll
@@ -223,9 +229,19 @@ static __device__ __forceinline__ void make_terms(float (&s)[64], float scale, c
         s[i] = exp2_approx(fmaf(s[i], scale, bias[i / 2 % 2]));
         sum[i % 4] = i < 4 ? s[i] : sum[i % 4] + s[i];
     }
+    row_sum[0] = sum[0] + sum[1];
+    row_sum[1] = sum[2] + sum[3];
+}
+
+/* The same; the sums enter the rows'. */
+static __device__ __forceinline__ void make_terms(float (&s)[64], float scale, const page_view &view,
+                                                  const float (&bias)[2], const float (&weight)[2], row_state &o)
+{
+    float sum[2];
+    exponentials(s, scale, bias, sum);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float all = fmaf(sum[2 * r] + sum[2 * r + 1], weight[r], o.sum[r]);
+        float all = fmaf(sum[r], weight[r], o.sum[r]);
         asm volatile(
             ""
             : "+f"(all)); /* or the compiler adds up behind a branch, after the exponentials, not beside them */

@@ -32,7 +32,7 @@ struct task {
     int32_t begin, end;          /* of the union */
     const union_page *pages;     /* of the union */
     float scale;                 /* logit in log2 units = scale * dot */
-    int32_t odd;                 /* flag of the stages */
+    int32_t flags;               /* of its stages: STAGE_ODD, STAGE_ALONE */
     int32_t first_group, groups; /* of the tile: the block's first warpgroups work for these */
     task_results results;
 };
@@ -40,7 +40,8 @@ struct task {
 /* A window's tasks: heads, in each its tiles, in each its splits. Blocks take them from the last on, as later queries
  * of a request see more pages, each as it is done with one before: which block has a task changes nothing in it.
  * Where tiles do not come out even with the blocks, those left over are cut, if there are blocks enough for all their
- * pieces at once: a warpgroup meets the same pages in the same order wherever it works, so that this changes no bit. */
+ * pieces at once: queries meet the same pages in the same order wherever they are, so that this changes no bit. Pieces
+ * of one warpgroup's queries are a block's last tasks. */
 struct task_list {
     uint32_t first_tile, tiles, count;
     uint32_t cut, pieces; /* the first `cut` tiles, of all heads, are in so many pieces */
@@ -64,8 +65,9 @@ enum {
     STAGE_PARTIAL = 4, /* see page_view */
     STAGE_NONE = 8,    /* no query of the group sees the page */
     STAGE_END = 16,
-    STAGE_ODD = 32, /* the task's number in the block is */
-    STAGE_FULL = 64 /* all queries that the group has room for see all of the page */
+    STAGE_ODD = 32,   /* the task's number in the block is */
+    STAGE_FULL = 64,  /* all queries that the group has room for see all of the page */
+    STAGE_ALONE = 128 /* the task has one warpgroup's queries, E4M3: all three work for them; so do all later tasks */
 };
 enum { INFO_WORDS = sizeof(stage_info) / 4, GROUP_WORDS = 4 * GROUPS };
 
@@ -86,8 +88,9 @@ template <typename T> struct memory {
     uint64_t q_full[GROUPS], q_empty[GROUPS];
     stage_info info[shape<T>::STAGES];
     uint64_t full[shape<T>::STAGES], empty[shape<T>::STAGES];
-    uint64_t landed;   /* a copy that the loader works on before its stage is full */
-    uint32_t landings; /* the image loader's, as are pages of the union to come */
+    uint64_t landed;                /* a copy that the loader works on before its stage is full */
+    uint32_t landings;              /* the image loader's, as are pages of the union to come */
+    uint64_t p_full[2], p_empty[2]; /* of P of the second and third warpgroup, see STAGE_ALONE */
     alignas(16) uint32_t words[2][CUDA_WARP];
     uint8_t query[WARP_ROWS]; /* of each row of a warp */
     task_list list;
@@ -119,7 +122,7 @@ static __device__ __forceinline__ void get_task(const prefill_job &job, const ta
     t.groups = GROUPS;
     if (index >= list.cut * list.pieces) {
         index -= list.cut * (list.pieces - 1);
-    } else { /* the larger pieces, two warpgroups of three, are taken first */
+    } else { /* the larger pieces, two warpgroups' queries, are taken first */
         uint32_t piece = index / list.cut;
         index -= piece * list.cut;
         t.groups = list.pieces == 2 && piece == 1 ? 2 : 1;
@@ -166,7 +169,7 @@ static __device__ __forceinline__ void find_task(const prefill_job &job, memory<
             get_task(job, m.list, m.list.count - 1 - index, t);
         first = false;
     } while (t.head >= 0 && (t.tile.num_rows <= 0 || t.tile.size < 0));
-    t.odd = place ? STAGE_ODD : 0;
+    t.flags = (place ? STAGE_ODD : 0) | (T::E4M3 && t.groups == 1 ? STAGE_ALONE : 0);
 }
 
 /* By all loading warps: they are done with the task before. False: there is none. */
@@ -238,7 +241,7 @@ static __device__ __forceinline__ uint32_t info_word(const task &t, int width, u
     uint32_t lane = thread_now(), part = lane % 4;
     int32_t first_keys = t.tile.first_position + 1 - logical * MSA_PAGE_SIZE,
             keys = t.tile.kv_len - logical * MSA_PAGE_SIZE;
-    flags |= t.odd | (min(first_keys, keys) < MSA_PAGE_SIZE ? STAGE_PARTIAL : 0);
+    flags |= t.flags | (min(first_keys, keys) < MSA_PAGE_SIZE ? STAGE_PARTIAL : 0);
     uint32_t low = __shfl_sync(~0u, mask, lane / 4 * 2), high = __shfl_sync(~0u, mask, lane / 4 * 2 + 1);
     uint32_t some = ((1u << width) - 1) * 0x10001u;
     flags |= low | high ? 0 : STAGE_NONE;
@@ -296,14 +299,14 @@ load_image(const prefill_job &job, const cache_maps<T::E4M3> &maps, memory<T> &m
     auto bring = [&](uint32_t word, bool any, int32_t slot /* -1: straight from the cache */, int part, bool change) {
         wait_empty(m, at);
         uint32_t arrival = shared_address(change ? &m.landed : &m.full[at.stage()]);
-        if (thread_now() == 0 && any) {
+        if (elected() && any) {
             uint32_t to = shared_address(m.stage[at.stage()]);
             if (!copy_straight(maps, part, to, t.head, slot < 0 ? (int32_t)words[7] : -1, arrival))
                 copy_bulk(to, job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
                           shape<T>::STAGE_BYTES, arrival);
         }
         write_info(m, at, word);
-        if (thread_now() == 0 && any)
+        if (elected() && any)
             barrier_expect(arrival, shape<T>::STAGE_BYTES); /* the copy may be there before */
         return arrival;
     };
@@ -318,7 +321,7 @@ load_image(const prefill_job &job, const cache_maps<T::E4M3> &maps, memory<T> &m
 #pragma unroll 1
         for (int part = 0; part < shape<T>::PARTS; part++) {
             bring(word, some, slot, part, false);
-            if (thread_now() == 0 && !some)
+            if (elected() && !some)
                 give_full(m, at);
             at.advance();
         }
@@ -339,12 +342,12 @@ load_image(const prefill_job &job, const cache_maps<T::E4M3> &maps, memory<T> &m
             if (change) {
                 barrier_wait(arrival, m.landings & 1);
                 __syncwarp();
-                if (thread_now() == 0)
+                if (elected())
                     m.landings++;
                 blank_values<T::E4M3>(m.stage[at.stage()] + shape<T>::STAGE_BYTES - T::V_BYTES,
                                       t.tile.first_position + query + 1 - logical() * MSA_PAGE_SIZE);
             }
-            if (thread_now() == 0 && (change || !any))
+            if (elected() && (change || !any))
                 give_full(m, at);
             at.advance();
         }
@@ -368,7 +371,7 @@ static __device__ __forceinline__ void load_images(const prefill_job &job, const
             uint32_t word = info_word(t, job.width, 0, 0, STAGE_FIRST | STAGE_LAST);
             wait_empty(m, at);
             write_info(m, at, word);
-            if (thread_now() == 0)
+            if (elected())
                 give_full(m, at);
             at.advance();
         }
@@ -404,8 +407,32 @@ static __device__ __forceinline__ void load_images(const prefill_job &job, const
     } while (begin_task(m.task[n]));
     wait_empty(m, at);
     write_end(m, at);
-    if (thread_now() == 0)
+    if (elected())
         give_full(m, at);
+}
+
+/* A warpgroup's E4M3 rows from where they were copied to the operand's places. */
+template <typename T> static __device__ __forceinline__ void widen_rows(memory<T> &m, int group, int lane)
+{
+    int chunk = lane % 8;
+#pragma unroll 2
+    for (int row = lane / 8; row < GROUP_ROWS; row += CUDA_WARP / 8) {
+        uint32_t x[4]; /* they lie next to each other there, see attention_sm90.cuh */
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+            x[t] = *(const uint32_t *)(m.raw[group] + row * 128 + chunk / 4 * 64 + t * 16 + chunk % 4 * 4);
+        auto place = [&](int piece, uint4 y) {
+            *(uint4 *)(m.q[group] + piece / 8 * (GROUP_ROWS * 128) + swizzled(row, piece % 8)) = y;
+        };
+        if constexpr (T::QK == WGMMA_F16) {
+            place(2 * chunk, make_uint4(e4m3_pair_to_f16(x[0]), e4m3_pair_to_f16(x[1]), e4m3_pair_to_f16(x[2]),
+                                        e4m3_pair_to_f16(x[3])));
+            place(2 * chunk + 1, make_uint4(e4m3_pair_to_f16(x[0] >> 16), e4m3_pair_to_f16(x[1] >> 16),
+                                            e4m3_pair_to_f16(x[2] >> 16), e4m3_pair_to_f16(x[3] >> 16)));
+        } else {
+            place(chunk, make_uint4(x[0], x[1], x[2], x[3]));
+        }
+    }
 }
 
 /* E4M3 queries of a warpgroup, by a warp: copied a tile ahead, and converted when the tile before needs its own no
@@ -417,36 +444,23 @@ template <typename T> static __device__ __forceinline__ void load_queries(const 
     do {
         const task &t = m.task[n];
         int thread = (int)thread_now(), group = thread / CUDA_WARP - 1;
-        if constexpr (T::E4M3)
-            copy_rows(job, m, t, group, [&](int row, int chunk) { return m.raw[group] + row * 128 + chunk * 16; });
-        else
-            fetch_rows(job, m, t, group);
+        bool needed = group == 0 || !(t.flags & STAGE_ALONE); /* else their places have P */
+        if (needed) {
+            if constexpr (T::E4M3)
+                copy_rows(job, m, t, group, [&](int row, int chunk) { return m.raw[group] + row * 128 + chunk * 16; });
+            else
+                fetch_rows(job, m, t, group);
+        }
         __syncwarp();
-        barrier_wait(shared_address(&m.q_empty[group]), !t.odd); /* the first ones find the place empty */
-        if constexpr (T::E4M3) {
-            int lane = thread % CUDA_WARP, chunk = lane % 8;
-#pragma unroll 2
-            for (int row = lane / 8; row < GROUP_ROWS; row += CUDA_WARP / 8) {
-                uint32_t x[4]; /* they lie next to each other there, see attention_sm90.cuh */
-#pragma unroll
-                for (int t = 0; t < 4; t++)
-                    x[t] = *(const uint32_t *)(m.raw[group] + row * 128 + chunk / 4 * 64 + t * 16 + chunk % 4 * 4);
-                auto place = [&](int piece, uint4 y) {
-                    *(uint4 *)(m.q[group] + piece / 8 * (GROUP_ROWS * 128) + swizzled(row, piece % 8)) = y;
-                };
-                if constexpr (T::QK == WGMMA_F16) {
-                    place(2 * chunk, make_uint4(e4m3_pair_to_f16(x[0]), e4m3_pair_to_f16(x[1]), e4m3_pair_to_f16(x[2]),
-                                                e4m3_pair_to_f16(x[3])));
-                    place(2 * chunk + 1, make_uint4(e4m3_pair_to_f16(x[0] >> 16), e4m3_pair_to_f16(x[1] >> 16),
-                                                    e4m3_pair_to_f16(x[2] >> 16), e4m3_pair_to_f16(x[3] >> 16)));
-                } else {
-                    place(chunk, make_uint4(x[0], x[1], x[2], x[3]));
-                }
-            }
-        } else {
-            copy_rows(job, m, t, group, [&](int row, int chunk) {
-                return m.q[group] + chunk / 8 * (GROUP_ROWS * 128) + swizzled(row, chunk % 8);
-            });
+        /* The first ones find the place empty. */
+        barrier_wait(shared_address(&m.q_empty[group]), t.flags & STAGE_ODD ? 0 : 1);
+        if (needed) {
+            if constexpr (T::E4M3)
+                widen_rows(m, group, thread % CUDA_WARP);
+            else
+                copy_rows(job, m, t, group, [&](int row, int chunk) {
+                    return m.q[group] + chunk / 8 * (GROUP_ROWS * 128) + swizzled(row, chunk % 8);
+                });
         }
         fence_async_reads();
         barrier_arrive(shared_address(&m.q_full[group]));

@@ -14,9 +14,10 @@
  *
  * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
  * number that follows from capacities; the FP32 results are merged by the combine kernel. Where tiles do not come out
- * even with the SMs, those left over are cut into pieces of one or two warpgroups' queries: a warpgroup alone takes
- * less than half of the time of three. A row's bits depend on its tile, so on its request, and on the plan; blocks take
- * tasks as they get free, which changes none, and in a piece a warpgroup meets the same pages in the same order.
+ * even with the SMs, those left over are cut into pieces of one or two warpgroups' queries. For one warpgroup's E4M3
+ * queries all three work, see make_terms_alone: some 1700 clocks a page, where one alone takes 2350 and three with
+ * queries of their own 2400. A row's bits depend on its tile, so on its request, and on the plan; blocks take tasks as
+ * they get free, which changes none, and in a piece queries meet the same pages in the same order.
  *
  * Launches: images, this kernel, then page-major work and its merge for each chunk of rows. Each starts while the one
  * ahead of it ends. write_images waits for all that was before it and only then lets this kernel start, which therefore
@@ -33,8 +34,9 @@
  * 940 us at the measured rates of F16 (861) and FP8 (1658 TFLOP/s) products, 640 us for `fast`; the exponentials take
  * 550 us. Measured there on an H200, 2026-11-30, Q8KV4, conversion included: even 1452 us, `fast` 1269, clustered 1940
  * under long load, 1347, 1186 and 1862 with pauses, as the power limit sets the clock; 16384 fresh, 16/1 heads, even:
- * Q8KV4 332, BF16 449; 8192 after 120K, clustered: BF16 371.
+ * Q8KV4 332, BF16 449; 8192 after 120K, clustered: BF16 371; 2048 after 30K, clustered: Q8KV4 89.
  */
+#include "attention_alone_sm90.cuh"
 #include "prefill_load_sm90.cuh"
 #include "prefill_pages_sm90.cuh"
 #include "splits.cuh"
@@ -84,7 +86,8 @@ static __device__ __forceinline__ void write_results(const prefill_job &job, con
 template <typename T> static __device__ __forceinline__ void pass_stage(memory<T> &m, turn<T> &at)
 {
     __syncwarp();
-    give_empty(m, at);
+    if (elected())
+        barrier_arrive(shared_address(&m.empty[at.stage()]));
     at.advance();
 }
 
@@ -128,6 +131,84 @@ static __device__ __forceinline__ void count_finished(const prefill_job &job, ui
     atomicAdd(job.own.finished, warps);
 }
 
+/* The block's last tasks, if they are of one warpgroup's queries, from stage `at` on. A warpgroup alone would wait for
+ * each of a page's steps; so the second and the third one make P of pages in turns, where their own queries would be,
+ * and the first one multiplies by V and has the results. */
+template <typename T>
+static __device__ __forceinline__ void make_terms_alone(const prefill_job &job, memory<T> &m, turn<T> at, int group)
+{
+    int pair = group - 1;
+    uint32_t q = matrix_low(shared_address(m.q[0])), pages = 0;
+#pragma unroll 1
+    for (int32_t flags; !((flags = wait_flags(m, at, 0)) & STAGE_END);) {
+        if (flags & STAGE_FIRST)
+            barrier_wait(shared_address(&m.q_full[group]), flags & STAGE_ODD ? 1 : 0);
+        if (!(flags & STAGE_NONE) && (pages++ & 1) == (uint32_t)pair) {
+            barrier_wait(shared_address(&m.q_full[0]), flags & STAGE_ODD ? 1 : 0); /* not by who has no page */
+            float s[64];
+            multiply_keys<T>(s, q, matrix_low(shared_address(m.stage[at.stage()])));
+            page_view view = look_at(job, m, at.stage(), 0);
+            wgmma_wait(s);
+            uint32_t p[16] = {};
+            page_sums page = {};
+            if (view.any) {
+                page = make_page_terms(s, m.info[at.stage()].group[0].scale, view);
+                pack_probabilities<T>(s, p);
+            }
+            barrier_wait(shared_address(&m.p_empty[pair]), ((pages - 1) / 2 & 1) ^ 1);
+            store_probabilities(p, shared_address(m.q[group]), thread_now() / CUDA_WARP % GROUP_WARPS);
+            ((page_sums *)m.raw[group])[thread_now() % WARPGROUP] = page;
+            fence_async_reads();
+            __syncwarp();
+            if (elected())
+                barrier_arrive(shared_address(&m.p_full[pair]));
+        }
+        if (flags & STAGE_LAST && elected())
+            barrier_arrive(shared_address(&m.q_empty[group]));
+        pass_stage(m, at);
+    }
+}
+
+template <typename T>
+static __device__ __forceinline__ void merge_alone(const prefill_job &job, memory<T> &m, turn<T> at)
+{
+    row_state o;
+    clear(o);
+    uint32_t pages = 0;
+#pragma unroll 1
+    for (int32_t flags; !((flags = wait_flags(m, at, 0)) & STAGE_END);) {
+        const group_info &info = m.info[at.stage()].group[0];
+        if (flags & STAGE_FIRST)
+            clear(o);
+        if (!(flags & STAGE_NONE)) {
+            uint32_t pair = pages & 1, p = matrix_low(shared_address(m.q[1 + pair])),
+                     v = matrix_low(shared_address(m.stage[at.stage()])) + T::K_BYTES / 16;
+            barrier_wait(shared_address(&m.p_full[pair]), pages / 2 & 1);
+            float s[64], weight[2] = {};
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                wgmma_64x128<WGMMA_E4M3>(s, matrix_of_low(p + i * 2), matrix_of_low(v + i * 2), i);
+            wgmma_commit();
+            page_view view = look_at(job, m, at.stage(), 0);
+            if (view.any)
+                weigh_page(((const page_sums *)m.raw[1 + pair])[thread_now() % WARPGROUP], info.scale, view, o, weight);
+            wgmma_wait(s);
+            __syncwarp();
+            if (elected())
+                barrier_arrive(shared_address(&m.p_empty[pair]));
+            merge_products(s, 0, view, weight, o);
+            pages++;
+        }
+        if (flags & STAGE_LAST) {
+            if (elected()) /* P of all pages is there: nobody needs the queries */
+                barrier_arrive(shared_address(&m.q_empty[0]));
+            write_results(job, m, o, m.info[at.stage()].results, info.scale, 0);
+        }
+        pass_stage(m, at);
+    }
+}
+
 template <typename T> static __device__ __forceinline__ void attend_tiles(const prefill_job &job, memory<T> &m)
 {
     int group = uniform(threadIdx.x / WARPGROUP) - 1;
@@ -137,13 +218,13 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
     turn<T> at = {0};
     int32_t flags = wait_flags(m, at, group), next_flags;
 #pragma unroll 1
-    for (; !(flags & STAGE_END); flags = next_flags) {
+    for (; !(flags & (STAGE_END | STAGE_ALONE)); flags = next_flags) {
         if (flags & STAGE_FIRST) {
             barrier_wait(shared_address(&m.q_full[group]), flags & STAGE_ODD ? 1 : 0);
             clear(o);
         }
         auto queries_used = [&] {
-            if (flags & STAGE_LAST && threadIdx.x % CUDA_WARP == 0)
+            if (flags & STAGE_LAST && elected())
                 barrier_arrive(shared_address(&m.q_empty[group]));
         };
         auto look = [&] { return look_at(job, m, at.stage(), group); };
@@ -180,6 +261,14 @@ template <typename T> static __device__ __forceinline__ void attend_tiles(const 
             write_results(job, m, o, m.info[at.stage()].results, m.info[at.stage()].group[group].scale, group);
         pass_stage(m, at);
     }
+    if constexpr (T::E4M3) {
+        group = uniform(thread_now() / WARPGROUP) - 1; /* anew, as `at`: or the loop before would need registers more */
+        at.value = (uint32_t)uniform((int)at.value);
+        if (flags & STAGE_ALONE && group == 0)
+            merge_alone(job, m, at);
+        else if (flags & STAGE_ALONE)
+            make_terms_alone(job, m, at, group);
+    }
     if (threadIdx.x % CUDA_WARP == 0)
         count_finished(job, 1);
 }
@@ -200,6 +289,10 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
         for (int g = 0; g < GROUPS; g++) {
             barrier_init(shared_address(&m.q_full[g]), CUDA_WARP);
             barrier_init(shared_address(&m.q_empty[g]), GROUP_WARPS);
+        }
+        for (int i = 0; i < 2; i++) {
+            barrier_init(shared_address(&m.p_full[i]), GROUP_WARPS);
+            barrier_init(shared_address(&m.p_empty[i]), GROUP_WARPS);
         }
         barrier_init(shared_address(&m.landed), 1);
         m.landings = 0;

@@ -26,6 +26,19 @@ static __device__ __forceinline__ uint32_t thread_now(void)
     return x;
 }
 
+/* Picks a lane of a warp, always the same one: cheaper than to read its number. All lanes call it. */
+static __device__ __forceinline__ bool elected(void)
+{
+    uint32_t picked;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xFFFFFFFF;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(picked));
+    return picked;
+}
+
 /* ------------------------------------------------------------------------------------------------ mbarriers */
 
 static __device__ inline void barrier_init(uint32_t barrier, int arrivals)
