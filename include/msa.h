@@ -264,7 +264,7 @@ MSA_API msa_status msa_plan_get_info(const msa_plan *plan, msa_plan_info *info);
  * may go page-major, up to 1.03 GiB for partials and 1/topk GiB for queries (E4M3: half of that); plans with
  * MSA_STRATEGY_QUERY_MAJOR need neither. */
 MSA_API size_t msa_plan_workspace(const msa_plan *plan);
-/* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it, both set it. */
+/* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it, it and `run` set it. */
 MSA_API msa_status msa_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream);
 /* NULL is fine. CUDA: the plan's work must have finished. */
 MSA_API void msa_plan_destroy(msa_plan *plan);

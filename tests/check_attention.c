@@ -159,6 +159,15 @@ static void check_prefill_tiles(harness *h, int pair)
         s.requests.max_batch = i < 4 ? 300 : 0;
         test(h, &s, "many-tiles", i);
     }
+    for (int i = 8; i < 10; i++) { /* a block's first task, or only one, has queries that see nothing */
+        attention_spec s = pair_spec(pair, false);
+        s.kv_heads = 2;
+        s.q_heads = 32;
+        s.precision = i % 2 ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
+        s.requests = batch_of(3, LENGTHS(40, 200, 30), LENGTHS(0, 40, 10));
+        s.requests.max_batch = 300;
+        test(h, &s, "many-tiles", i);
+    }
 }
 
 static void check_partials(harness *h, int pair)
@@ -490,11 +499,12 @@ static void list_two_pages(int32_t *ids, int32_t k, int32_t list, int64_t row, i
 static void check_strategies(harness *h, int pair)
 {
     static const char *const names[] = {"auto", "query-major", "page-major"};
-    static const int32_t heads[][2] = {{16, 1}, {32, 2}, {3, 1},    {8, 8},  {10, 2},   {16, 1},
-                                       {64, 4}, {64, 4}, {512, 32}, {16, 1}, {256, 16}, {32, 2}};
+    static const int32_t heads[][2] = {{16, 1}, {32, 2},   {3, 1},  {8, 8},    {10, 2}, {16, 1}, {64, 4},
+                                       {64, 4}, {512, 32}, {16, 1}, {256, 16}, {32, 2}, {16, 16}};
     /* On Hopper: in numbers 8 and 10, partial results of 512 rows are all that is there at once; in number 9 a block of
-     * prepare has rows of requests with more pages than it counts together. */
-    for (int i = 0; i < (h->options.quick ? 7 : 12); i++)
+     * prepare has rows of requests with more pages than it counts together; number 12 has so many pages of rows that a
+     * thread of prepare counts several. */
+    for (int i = 0; i < (h->options.quick ? 7 : 13); i++)
         for (int strategy = MSA_STRATEGY_AUTO; strategy <= MSA_STRATEGY_PAGE_MAJOR; strategy++) {
             attention_spec s = pair_spec(pair, false);
             s.strategy = (msa_strategy)strategy;
@@ -504,7 +514,7 @@ static void check_strategies(harness *h, int pair)
             s.kv_heads = heads[i][1];
             s.precision = i % 4 == 2 ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
             s.lists = i % 3 ? 1 : 0;
-            s.topk = i == 3 || i == 10 ? 32 : i == 4 ? 7 : i == 7 || i == 9 ? 4 : 16;
+            s.topk = i == 3 || i == 10 || i == 12 ? 32 : i == 4 ? 7 : i == 7 || i == 9 ? 4 : 16;
             s.cache_layout = i == 1 ? CACHE_GAPS : i == 10 ? CACHE_TOKEN_MAJOR : i == 11 ? CACHE_REPEATED : CACHE_DENSE;
             s.list = i == 5 ? list_two_pages : NULL;
             s.out_dtype = i % 2 ? MSA_FP16 : MSA_DTYPE_DEFAULT;
@@ -518,6 +528,7 @@ static void check_strategies(harness *h, int pair)
                          : i == 8 ? batch_of(4, LENGTHS(130, 300, 20, 90), LENGTHS(130, 300, 60, 90))
                          : i == 9 ? batch_of(5, LENGTHS(50, 40, 70, 30, 60), LENGTHS(30000, 28000, 32000, 31000, 20000))
                          : i == 10 ? batch_of(4, LENGTHS(129, 300, 20, 90), LENGTHS(257, 300, 60, 474))
+                         : i == 12 ? batch_of(4, LENGTHS(170, 350, 7, 90), LENGTHS(5000, 3000, 60, 474))
                                    : batch_of(5, LENGTHS(70, 0, 25, 330, 3), LENGTHS(90, 40, 3000, 1700, 900));
             s.requests.padding_rows = 5;
             s.requests.share_pages = i % 2;

@@ -275,9 +275,10 @@ static __device__ __forceinline__ void write_items(const pages_job &job, int64_t
                              __shfl_sync(~0u, common.whole, p),
                              0};
             for (int32_t i = lane; i < items; i += CUDA_WARP) {
-                int32_t begin = steps * i / items * step_entries;
+                auto upto = [&](int32_t n) { return (int32_t)((int64_t)steps * n / items) * step_entries; };
+                int32_t begin = upto(i);
                 own.first = entry + (uint32_t)begin;
-                own.count = min(steps * (i + 1) / items * step_entries, count) - begin;
+                own.count = min(upto(i + 1), count) - begin;
                 job.pages.items[list * job.pages.most_items + item + i] = own;
             }
         }
@@ -357,10 +358,13 @@ template <int EACH> static cudaError_t list_by(const pages_job &job, cudaStream_
         counting_bytes = bin_bytes + row_bytes,
         sorting_bytes = 2 * bin_bytes + THREADS * EACH * (int)sizeof(uint2) + row_bytes;
     listing = listing < most ? listing : most;
-    cudaError_t error =
-        cudaFuncSetAttribute(count_entries<EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize, counting_bytes);
+    constexpr int MOST_ROW_BYTES = (THREADS * EACH + 2) * (int)sizeof(row_place); /* topk 1 */
+    /* The same for all plans: it is the kernel's, and other threads launch it for plans of theirs. */
+    cudaError_t error = cudaFuncSetAttribute(count_entries<EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             MAX_BINS * 4 + MOST_ROW_BYTES);
     if (!error)
-        error = cudaFuncSetAttribute(write_entries<EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize, sorting_bytes);
+        error = cudaFuncSetAttribute(write_entries<EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     2 * MAX_BINS * 4 + THREADS * EACH * (int)sizeof(uint2) + MOST_ROW_BYTES);
     if (!error)
         error = launch_between(count_entries<EACH>, dim3(sorting, lists), THREADS, counting_bytes, job.dependent_launch,
                                stream, job);

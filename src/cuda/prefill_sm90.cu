@@ -15,9 +15,9 @@
  * Plans of few rows are left to decode_sm90. Those of fewer tasks than SMs split each tile's union into equal parts, a
  * number that follows from capacities; the FP32 results are merged by the combine kernel. Where tiles do not come out
  * even with the SMs, those left over are cut into pieces of one or two warpgroups' queries. For one warpgroup's E4M3
- * queries all three work, see make_terms_alone: some 1700 clocks a page, where one alone takes 2350 and three with
- * queries of their own 2400. A row's bits depend on its tile, so on its request, and on the plan; blocks take tasks as
- * they get free, which changes none, and in a piece queries meet the same pages in the same order.
+ * queries all three work, see make_terms_alone: some 1670 clocks a page, where one alone takes 2350 (H200, 2026-11-30).
+ * A row's bits depend on its tile, so on its request, and on the plan; blocks take tasks as they get free, which
+ * changes none, and in a piece queries meet the same pages in the same order.
  *
  * Launches: images, this kernel, then page-major work and its merge for each chunk of rows. Each starts while the one
  * ahead of it ends. write_images waits for all that was before it and only then lets this kernel start, which therefore
@@ -144,7 +144,8 @@ static __device__ __forceinline__ void make_terms_alone(const prefill_job &job, 
         if (flags & STAGE_FIRST)
             barrier_wait(shared_address(&m.q_full[group]), flags & STAGE_ODD ? 1 : 0);
         if (!(flags & STAGE_NONE) && (pages++ & 1) == (uint32_t)pair) {
-            barrier_wait(shared_address(&m.q_full[0]), flags & STAGE_ODD ? 1 : 0); /* not by who has no page */
+            /* Only by who has a page: the next queries may be there before others look. */
+            barrier_wait(shared_address(&m.q_full[0]), flags & STAGE_ODD ? 1 : 0);
             float s[64];
             multiply_keys<T>(s, q, matrix_low(shared_address(m.stage[at.stage()])));
             page_view view = look_at(job, m, at.stage(), 0);
@@ -178,8 +179,12 @@ static __device__ __forceinline__ void merge_alone(const prefill_job &job, memor
 #pragma unroll 1
     for (int32_t flags; !((flags = wait_flags(m, at, 0)) & STAGE_END);) {
         const group_info &info = m.info[at.stage()].group[0];
-        if (flags & STAGE_FIRST)
+        if (flags & STAGE_FIRST) {
+            /* Where no query sees a page nothing else keeps these from being given back before they have come; the
+             * loader, which then waits for the ones before, would find a round more and wait for ever. */
+            barrier_wait(shared_address(&m.q_full[0]), flags & STAGE_ODD ? 1 : 0);
             clear(o);
+        }
         if (!(flags & STAGE_NONE)) {
             uint32_t pair = pages & 1, p = matrix_low(shared_address(m.q[1 + pair])),
                      v = matrix_low(shared_address(m.stage[at.stage()])) + T::K_BYTES / 16;

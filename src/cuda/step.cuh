@@ -8,8 +8,9 @@
 
 #include "ptx.cuh"
 
-/* Of kernels between others that take all of an SM's shared memory. An SM is divided into that and its L1 anew only once
- * nothing runs on it, and then no launch can be on its way while the one ahead of it runs; so all ask for the same. */
+/* Of kernels between others that take all of an SM's shared memory. An SM is divided into that and its L1 anew only
+ * once nothing runs on it, and then no launch can be on its way while the one ahead of it runs; so all ask for the
+ * same. */
 template <typename... Params, typename... Args>
 static cudaError_t launch_between(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
                                   bool dependent, cudaStream_t stream, const Args &...args)
