@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import pty
+import shlex
 import shutil
 import subprocess
 import time
@@ -222,7 +223,7 @@ def check_result(result, footprint=0):
 
 def check_repeat(result):
     """The command of a result gives the same work."""
-    arguments = result["command"].split()
+    arguments = shlex.split(result["command"])
     assert arguments[0] == "msa" and arguments[-1] == "--run-once"
     again, = json.loads(msa(*arguments[1:], "--json", "-"))
     assert again["work"] == result["work"] and again["command"] == result["command"]
@@ -327,7 +328,7 @@ def check_text():
     results = json.loads(msa(*arguments, "--json", "-"))
     rows = list(csv.DictReader(io.StringIO(msa(*arguments, "--csv"))))
     assert [list(row) for row in rows] == [list(result) for result in results]
-    assert [row["command"].strip('"') for row in rows] == [result["command"] for result in results]
+    assert [row["command"] for row in rows] == [result["command"] for result in results]
     table = msa(*arguments)
     for result in results:
         assert "\n  %s\n" % result["command"] in table, "the table does not repeat a result"
@@ -336,6 +337,27 @@ def check_text():
     msa(*arguments, "--json", folder.path("json"))
     with open(folder.path("json")) as file:
         assert [r["work"] for r in json.load(file)] == [r["work"] for r in results]
+    foreign = "neon" if os.uname().machine == "x86_64" else "avx2"
+    refused("isa", *arguments, "--isa", foreign, "--json", folder.path("json"))
+    with open(folder.path("json")) as file:
+        assert len(json.load(file)) == len(results), "a refused call changed the results of an earlier one"
+    refused("isa", *arguments, "--isa", foreign, "--json", folder.path("new"))
+    assert not os.path.exists(folder.path("new")), "a refused call left a file"
+
+
+def check_odd_names():
+    """Commands repeat, and CSV can be read, where names have characters that are special there."""
+    with open(TABLE) as file:
+        header = file.readline()
+    name = folder.path("it's a \"$suite\" \\ & more.csv")
+    with open(name, "w") as file:
+        file.write(header + "a 'b' \"c\",1,3,131,7,rep,1,3,128,1\n")
+    result, = bench("--suite", name, *LEAST)
+    assert result["case"] == "a 'b' \"c\""
+    check_repeat(result)
+    row, = csv.DictReader(io.StringIO(msa("bench", "--suite", name, *LEAST, "--run-once", "--csv")))
+    for key in "case", "work", "command":
+        assert row[key] == result[key], row[key]
 
 
 def check_baseline():
@@ -373,6 +395,20 @@ def check_plot():
     assert "<svg" in picture and "context, tokens" in picture
     for curve in "prefill", "index, index-heads 1", "index, index-heads 2":
         assert curve in picture, curve
+    # One point, and values of 0, for which a logarithmic scale has no place.
+    for options in ["topk", *TINY["topk"]], ["index", *TINY["index"], "--seed", "0,1"]:
+        done = run("bench", *options, "--run-once", "--plot", folder.path("point.svg"))
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert options[0] in read_bytes("point.svg").decode()
+
+
+def check_no_gnuplot():
+    """Noticed before anything is measured."""
+    done = subprocess.run([TOOL, "bench", "topk", "--run-once", "--plot", folder.path("none.svg")], capture_output=True,
+                          text=True, env=dict(os.environ, PATH=folder.name))
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr == "msa: --plot: gnuplot is not installed\n", done.stderr
+    assert not os.path.exists(folder.path("none.svg"))
 
 
 def check_peak():
@@ -506,6 +542,9 @@ def check_suite_names():
             file.write(lines[0] + "\n" + bad + "\n")
         refused(word, "bench", "--suite", folder.path("own.csv"))
     with open(folder.path("own.csv"), "w") as file:
+        file.write(lines[0] + "\n")
+    refused("--suite: %s has no cases" % folder.path("own.csv"), "bench", "--suite", folder.path("own.csv"))
+    with open(folder.path("own.csv"), "w") as file:
         file.write("nonsense\n")
     refused("the first line", "bench", "--suite", folder.path("own.csv"))
 
@@ -624,11 +663,13 @@ def main():
     else:
         test("out of cache", check_out_of_cache)
     test("table, CSV, markdown, JSON", check_text)
+    test("names with quotes and spaces", check_odd_names)
     test("baseline", check_baseline)
     if shutil.which("gnuplot"):
         test("plot", check_plot)
     else:
         skip("plot", "no gnuplot")
+    test("plot without gnuplot", check_no_gnuplot)
     test("peaks", check_peak)
     test("memory of 1M tokens", check_memory)
     test("progress", check_progress)

@@ -57,7 +57,8 @@ static const struct axis_info {
     [AXIS_Q_HEADS] = {"q-heads", ATTENTION | COMBINE, NUMBER, 1, 1024, NULL, "query heads (default 64)", "N"},
     [AXIS_KV_HEADS] = {"kv-heads", ATTENTION | QUANTISE, NUMBER, 1, 1024, NULL, "KV heads (default 4)", "N"},
     [AXIS_INDEX_HEADS] = {"index-heads", LAYER | ANY_INDEX, NUMBER, 1, 64, NULL, "index heads (default 4)", "N"},
-    [AXIS_BATCH] = {"batch", ATTENTION | ANY_INDEX, NUMBER, 1, 65536, NULL, "requests (default 1; decode 64)", "N"},
+    [AXIS_BATCH] = {"batch", ATTENTION | ANY_INDEX, NUMBER, 1, 65536, NULL,
+                    "requests (default 1; decode, and with --decode, 64)", "N"},
     [AXIS_QUERIES] = {"queries", PREFILL | INDEX | LAYER | COMBINE, NUMBER, 1, MSA_MAX_KV_LEN, NULL,
                       "prefill, index, layer: new tokens a request; combine: tokens (default 2048)", "N"},
     [AXIS_PREFIX] = {"prefix", PREFILL | INDEX | LAYER, NUMBER, 0, MSA_MAX_KV_LEN, NULL,
@@ -66,8 +67,11 @@ static const struct axis_info {
                       "decode, index --decode: final length, new tokens included (default 32768)", "N"},
     [AXIS_NEW] = {"new", DECODE | INDEX_DECODE, NUMBER, 1, 65536, NULL,
                   "decode, index --decode: new tokens a request (default 1)", "N"},
-    [AXIS_DECODE] = {"decode", ANY_INDEX | LAYER, FLAG, 0, 1, NULL,
-                     "decode plans; of an index, --batch, --context and --new give the shape", NULL},
+    [AXIS_DECODE] =
+        {"decode", ANY_INDEX | LAYER, FLAG, 0, 1, NULL,
+         "decode plans, of index and layer (make: of index); of an index, --batch, --context and --new give "
+         "the shape",
+         NULL},
     [AXIS_ROWS] = {"rows", TOPK | QUANTISE, NUMBER, 1, INT32_MAX, NULL,
                    "topk: rows of scores (default 256); quantise: tokens (default 32768)", "N"},
     [AXIS_PAGES] = {"pages", TOPK, NUMBER, 1, MSA_MAX_KV_LEN / MSA_PAGE_SIZE, NULL,
@@ -234,7 +238,7 @@ static int parse_numbers(struct axes *axes, enum axis axis, const char *option, 
     snprintf(whole, sizeof(whole), "%s", item);
     char *first_text = strsep(&item, ":"), *last_text = strsep(&item, ":"), *step_text = strsep(&item, ":");
     bool multiply = step_text && step_text[0] == 'x';
-    char factor[80];
+    char factor[128];
     snprintf(factor, sizeof(factor), "%s: factor of '%s'", option, whole);
     if (item)
         return cli_error("%s: '%s' is none of: N, FIRST:LAST, FIRST:LAST:STEP, FIRST:LAST:xFACTOR", option, whole);
@@ -352,13 +356,35 @@ bool axes_next(const struct axes *axes, struct point *point, int position[AXIS_C
     return true;
 }
 
+/* A word of a command as the shell takes it: in single quotes where it has other characters than names usually have. */
+static size_t append_word(char *text, size_t used, size_t size, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:+@%";
+    bool quoted = word[strspn(word, plain)] != '\0';
+    if (quoted && used + 1 < size)
+        text[used++] = '\'';
+    for (; *word && used + 4 < size; word++) {
+        if (*word == '\'')
+            used += (size_t)sprintf(text + used, "'\\''");
+        else
+            text[used++] = *word;
+    }
+    if (quoted && used + 1 < size)
+        text[used++] = '\'';
+    text[used] = '\0';
+    return used;
+}
+
 void point_describe(const struct point *point, bool machine, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "%s", bench_op_names[point->op]);
-    if (point->suite)
-        used += (size_t)snprintf(text + used, size - used, " --suite %s", point->suite);
-    if (point->case_id && used < size)
-        used += (size_t)snprintf(text + used, size - used, " --case %s", point->case_id);
+    const char *const names[2][2] = {{" --suite ", point->suite}, {" --case ", point->case_id}};
+    for (int i = 0; i < 2; i++) {
+        if (names[i][1] && used + strlen(names[i][0]) < size) {
+            used += (size_t)sprintf(text + used, "%s", names[i][0]);
+            used = append_word(text, used, size, names[i][1]);
+        }
+    }
     for (int a = 0; a < (machine ? AXIS_COUNT : AXIS_ISA) && used < size; a++) {
         char buffer[24];
         if (!axis_applies(point, (enum axis)a) || (infos[a].kind == FLAG && !point->at[a]))

@@ -135,7 +135,8 @@ int baseline_read(const char *path, json_t **baseline);
 double baseline_find(const json_t *baseline, const struct result *result);
 
 /* Median time over the length of the context, or over the axis with most values: one curve for each combination of the
- * others. The ending of the path, .png or .svg, is the format; plot_check looks at it before the work begins. */
+ * others. The ending of the path, .png or .svg, is the format; plot_check looks at it, and whether
+ * gnuplot is there, before the work begins. */
 int plot_check(const char *path);
 int plot_write(const char *path, const struct result *results, int count);
 

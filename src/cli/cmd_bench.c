@@ -400,8 +400,8 @@ static int run(struct bench *bench, const char *operations)
             return cli_error("--suite: %s has no suite; prefill, index and layer have", bench_op_names[ops[i]]);
     }
     int status = run_ops(bench, ops, num_ops);
-    /* What was measured before a failure is not thrown away. */
-    if (texts.json && json_write(texts.json, bench->results, bench->num_results) != CLI_OK)
+    /* What was measured before a failure is not thrown away; where nothing was, an earlier file stays as it is. */
+    if (texts.json && bench->num_results && json_write(texts.json, bench->results, bench->num_results) != CLI_OK)
         status = CLI_BAD;
     if (texts.plot && bench->num_results && plot_write(texts.plot, bench->results, bench->num_results) != CLI_OK)
         status = CLI_BAD;

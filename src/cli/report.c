@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* Extents in a few characters: B requests, T query rows, n keys of the longest; R rows, P pages, S splits. */
 static void shape_text(const struct result *result, char *text, size_t size)
@@ -48,15 +49,30 @@ static const char *axis_or_dash(const struct result *result, enum axis axis, cha
     return axis_applies(&result->point, axis) ? axis_text(axis, result->point.at[axis], buffer) : "-";
 }
 
+/* Text in quotes, doubled where they stand in it; numbers as JSON has them. */
+static void print_csv_cell(FILE *stream, const json_t *value)
+{
+    if (json_is_string(value)) {
+        fputc('"', stream);
+        for (const char *c = json_string_value(value); *c; c++)
+            fputs(*c == '"' ? "\"\"" : (char[2]){*c, '\0'}, stream);
+        fputc('"', stream);
+    } else if (!json_is_null(value)) {
+        json_dumpf(value, stream, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    }
+}
+
 static void print_csv(FILE *stream, const struct result *result, bool names)
 {
     json_t *object = result_json(result), *value;
     const char *key, *separator = "";
     json_object_foreach(object, key, value)
     {
-        char *text = names ? NULL : json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
-        fprintf(stream, "%s%s", separator, names ? key : json_is_null(value) ? "" : text ? text : "");
-        free(text);
+        fputs(separator, stream);
+        if (names)
+            fputs(key, stream);
+        else
+            print_csv_cell(stream, value);
         separator = ",";
     }
     fputc('\n', stream);
@@ -151,10 +167,14 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
 
 int writable(const char *option, const char *path)
 {
+    struct stat info;
+    bool there = lstat(path, &info) == 0;
     FILE *file = fopen(path, "a"); /* leaves what is there */
     if (!file)
         return cli_error("%s: '%s' cannot be written: %s", option, path, strerror(errno));
     fclose(file);
+    if (!there)
+        remove(path);
     return CLI_OK;
 }
 

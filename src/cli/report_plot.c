@@ -5,6 +5,7 @@
 #include "bench.h"
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,9 @@ int plot_check(const char *path)
     }
     if (length <= 4 || (strcmp(path + length - 4, ".png") != 0 && strcmp(path + length - 4, ".svg") != 0))
         return cli_error("--plot: '%s' ends in neither .png nor .svg", path);
-    return writable("--plot", path);
+    if (writable("--plot", path) != CLI_OK)
+        return CLI_BAD;
+    return system("command -v gnuplot >/dev/null 2>&1") == 0 ? CLI_OK : cli_error("--plot: gnuplot is not installed");
 }
 
 /* The horizontal axis: an axis of numbers, or the length of the context whichever axis gave it (AXIS_COUNT). */
@@ -83,6 +86,24 @@ static void print_quoted(FILE *stream, const char *text)
     fputc('\'', stream);
 }
 
+/* Times are on a logarithmic scale, and so are the values of the axis if none is 0. Where all are the same, gnuplot
+ * would choose a range and warn. */
+static void print_scales(FILE *gnuplot, const struct result *results, int count, int axis)
+{
+    double low = INFINITY, high = 0, fastest = INFINITY, slowest = 0;
+    for (int i = 0; i < count; i++) {
+        low = fmin(low, (double)x_value(&results[i], axis));
+        high = fmax(high, (double)x_value(&results[i], axis));
+        fastest = fmin(fastest, results[i].p10_us);
+        slowest = fmax(slowest, results[i].p90_us);
+    }
+    fprintf(gnuplot, "set logscale %s\n", low > 0 ? "xy" : "y");
+    if (low == high)
+        fprintf(gnuplot, "set xrange [%g:%g]\n", low > 0 ? low / 2 : -1, low > 0 ? high * 2 : 1);
+    if (fastest == slowest)
+        fprintf(gnuplot, "set yrange [%g:%g]\n", fastest / 2, slowest * 2);
+}
+
 static void print_script(FILE *gnuplot, const char *path, const struct result *results, int count)
 {
     enum { NAME = 256 };
@@ -91,11 +112,12 @@ static void print_script(FILE *gnuplot, const char *path, const struct result *r
     fprintf(gnuplot, "set terminal %s size 900,600\nset output ", png ? "pngcairo" : "svg");
     print_quoted(gnuplot, path);
     fprintf(gnuplot,
-            "\nset logscale xy\nset grid\nset key top left noenhanced\nset ylabel 'median time, us'\n"
+            "\nset grid\nset key top left noenhanced\nset ylabel 'median time, us'\n"
             "set format y '%%g'\nset xlabel '%s'\nset title ",
             axis == AXIS_COUNT ? "context, tokens" : axis_name((enum axis)axis));
     print_quoted(gnuplot, results[0].device);
     fprintf(gnuplot, " noenhanced\n");
+    print_scales(gnuplot, results, count, axis);
     for (int pass = 0; pass < 2; pass++) { /* the plot command, then the data of each curve in the same order */
         if (pass == 0)
             fprintf(gnuplot, "plot ");

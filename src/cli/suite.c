@@ -174,7 +174,8 @@ int suite_open(struct suite *suite, const char *name, const char *ids)
     }
     free(text);
     if (status == CLI_OK && suite->num_cases == 0)
-        status = cli_error("--case: '%s' names no case of the suite %s", ids ? ids : "", name);
+        status = ids ? cli_error("--case: '%s' names no case of the suite %s", ids, name)
+                     : cli_error("--suite: %s has no cases", name);
     return status;
 }
 
