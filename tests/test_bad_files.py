@@ -196,6 +196,10 @@ def bad_metadata():
             case = base("index_nvfp4_h2")
             case.metadata[key] = value
             bad(key, case)
+    for value in "0", "33":
+        case = base("prefill_q8kv4_one_key")
+        case.metadata["topk"] = value
+        bad("metadata topk: %s is outside 1..32" % value, case)
     for text in "8.838834764831845e-2", "0.08838834764831845", "+.08838834764831845":
         case = base("prefill_q8kv8_gqa4")
         case.metadata["sm_scale"] = text
@@ -217,6 +221,13 @@ def unsupported_formats():
     case["q"] = Tensor("F8_E4M3", [1, 17, 128], bytes(17 * 128))
     case.tensors = {n: t for n, t in case.tensors.items() if not n.startswith("expected")}
     bad("num_q_heads", case)
+    for name in "index_q", "index_k": # 16-bit indices are BF16 alone, and both are
+        case = base("hf_layer_q8kv8")
+        case[name] = Tensor("F16", case[name].shape, case[name].data * 2)
+        bad("%s has dtype F16, expected BF16 or F8_E4M3" % name, case)
+    case = base("hf_layer_q8kv8")
+    case["index_q"] = Tensor("BF16", case["index_q"].shape, case["index_q"].data * 2)
+    bad("index: q_dtype = BF16 with k_dtype = E4M3", case)
 
 
 def nothing_expected():
@@ -245,7 +256,7 @@ def error_bits():
         set_bits(["kv_lens", "error bit 4"], kv_lens=(0, value))
     for value in rows + 1, -1, (1 << 31) - 1:
         set_bits(["cu_seqlens_q", "error bit 4"], cu_seqlens_q=(1, value))
-    set_bits(["cu_seqlens_q", "error bit 4"], cu_seqlens_q=(0, 1))
+    set_bits(["cu_seqlens_q", "does not start at 0", "error bit 4"], cu_seqlens_q=(0, 1))
     for value in 12 * 128 + 1, (1 << 31) - 1:
         set_bits("error bit 8", kv_lens=(0, value))
 

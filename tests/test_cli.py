@@ -350,8 +350,7 @@ def usage():
         assert "Usage: msa " + command in text and "--help" in text, text
         for option in "--splits", "--scores", "--strategy": # make refuses them
             assert (option in text) == {"make": False, "bench": True}.get(command, option in text), text
-    done = run()
-    assert done.returncode == 2 and "Usage" in done.stderr and not done.stdout
+    refused("a command is missing; see msa --help")
     refused("frobnicate", "frobnicate")
     refused("--frobnicate", "check", "--frobnicate", good)
     refused("case file", "check")
@@ -377,8 +376,12 @@ def device_without_backend():
 def bad_outputs():
     good = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
     before = set(os.listdir(folder.name))
-    for path in folder.path("none/out"), folder.name, "/proc/none", "":
+    for path in folder.path("none/out"), folder.name, "/proc/none":
         refused("cannot be written", "run", good, "-o", path)
+    for path in "", "-":
+        refused("run: -o '%s' cannot be written" % path, "run", good, "-o", path)
+        refused("make: -o '%s' cannot be written" % path, "make", "-o", path)
+        assert not path or not os.path.exists(path)
     if os.path.exists("/dev/full"):
         refused("cannot be written", "run", good, "-o", "/dev/full")
         for arguments in ["check", good], ["--help"], ["bench", "--help"], ["info", "--json"]:

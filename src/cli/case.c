@@ -114,7 +114,8 @@ static int check_shape(struct reader *reader, const struct tensor *tensor, const
 
 #define BIT(dtype) (1u << (dtype))
 enum {
-    FLOATS_16 = BIT(TENSOR_BF16) | BIT(TENSOR_F16),
+    BF16 = BIT(TENSOR_BF16),
+    FLOATS_16 = BF16 | BIT(TENSOR_F16),
     E4M3 = BIT(TENSOR_F8_E4M3),
     CODES = BIT(TENSOR_U8),
     F32 = BIT(TENSOR_F32),
@@ -157,13 +158,13 @@ static const char *find_metadata(const struct reader *reader, const char *key, c
 }
 
 /* These leave the value as it is if the key is not there. */
-static int read_int(const struct reader *reader, const char *key, int32_t *value)
+static int read_int(const struct reader *reader, const char *key, int64_t low, int64_t high, int32_t *value)
 {
     char label[LABEL_SIZE];
     const char *text = find_metadata(reader, key, label);
     int64_t number = *value;
     if (text)
-        TRY(parse_int(label, text, 0, INT32_MAX, &number));
+        TRY(parse_int(label, text, low, high, &number));
     *value = (int32_t)number;
     return CLI_OK;
 }
@@ -203,9 +204,9 @@ static int read_metadata(const struct reader *reader, struct problem *problem)
     TRY(read_choice(reader, "v_scale_order", scale_order_names, &scale_order));
     TRY(read_choice(reader, "topk_order", topk_order_names, &topk_order));
     TRY(read_choice(reader, "out_dtype", out_dtype_names, &out_dtype));
-    TRY(read_int(reader, "topk", &problem->topk));
-    TRY(read_int(reader, "init_pages", &problem->init_pages));
-    TRY(read_int(reader, "local_pages", &problem->local_pages));
+    TRY(read_int(reader, "topk", 1, MSA_MAX_TOPK, &problem->topk));
+    TRY(read_int(reader, "init_pages", 0, INT32_MAX, &problem->init_pages));
+    TRY(read_int(reader, "local_pages", 0, INT32_MAX, &problem->local_pages));
     TRY(read_double(reader, "sm_scale", &sm_scale));
     TRY(read_tolerance(reader, "out_atol", "out_rtol", &problem->out_tolerance));
     TRY(read_tolerance(reader, "lse_atol", "lse_rtol", &problem->lse_tolerance));
@@ -376,8 +377,8 @@ static int read_attention(struct reader *reader, struct problem *problem)
 static int read_index(struct reader *reader, struct problem *problem)
 {
     struct tensor *index_k, *scale;
-    TRY(read_tensor(reader, "index_q", REQUIRED, FLOATS_16 | E4M3, "total_q H 128", &problem->index_q));
-    TRY(read_tensor(reader, "index_k", REQUIRED, FLOATS_16 | E4M3 | CODES, "index_pages 128 index_D", &index_k));
+    TRY(read_tensor(reader, "index_q", REQUIRED, BF16 | E4M3, "total_q H 128", &problem->index_q));
+    TRY(read_tensor(reader, "index_k", REQUIRED, BF16 | E4M3 | CODES, "index_pages 128 index_D", &index_k));
     bool nvfp4 = index_k->dtype == TENSOR_U8;
     TRY(check_shape(reader, index_k, nvfp4 ? "index_pages 128 64" : "index_pages 128 128"));
     TRY(read_tensor(reader, "index_k_scale", nvfp4 ? REQUIRED : OPTIONAL, E4M3, "index_pages 128 8", &scale));

@@ -92,8 +92,8 @@ int cmd_make(int argc, const char **argv)
     int status;
     if (rest)
         status = cli_error("make: '%s' is one argument too many", rest);
-    else if (!output)
-        status = cli_error("make: -o CASE is missing");
+    else if (output_check("make", "CASE", output) != CLI_OK)
+        status = CLI_BAD;
     else if ((status = read_point(&point)) == CLI_OK)
         status = make(&point);
     poptFreeContext(context);

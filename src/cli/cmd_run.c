@@ -75,8 +75,8 @@ int cmd_run(int argc, const char **argv)
     int status;
     if (!path || poptPeekArg(context))
         status = cli_error("run: exactly one case file is needed");
-    else if (!output)
-        status = cli_error("run: -o OUT is missing");
+    else if (output_check("run", "OUT", output) != CLI_OK)
+        status = CLI_BAD;
     else if (same_file(path, output))
         status = cli_error("run: -o %s: is the case file itself", output);
     else if ((status = run_options_read(&options)) == CLI_OK)

@@ -22,23 +22,21 @@ static const struct command {
 };
 enum { NUM_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
-static void print_usage(FILE *stream)
+static void print_usage(void)
 {
-    fprintf(stream, "Usage: msa COMMAND [OPTION...]\n\nMiniMax Sparse Attention from the command line.\n\n");
+    printf("Usage: msa COMMAND [OPTION...]\n\nMiniMax Sparse Attention from the command line.\n\n");
     for (int i = 0; i < NUM_COMMANDS; i++)
-        fprintf(stream, "  msa %-6s  %s\n", commands[i].name, commands[i].summary);
-    fprintf(stream, "\n  msa COMMAND --help   options of a command\n  msa --version\n\n"
-                    "Exit status: 0 fine; 1 a comparison failed; 2 bad usage, bad input or error bits set.\n");
+        printf("  msa %-6s  %s\n", commands[i].name, commands[i].summary);
+    printf("\n  msa COMMAND --help   options of a command\n  msa --version\n\n"
+           "Exit status: 0 fine; 1 a comparison failed; 2 bad usage, bad input or error bits set.\n");
 }
 
 static int dispatch(int argc, const char **argv)
 {
-    if (argc < 2) {
-        print_usage(stderr);
-        return CLI_BAD;
-    }
+    if (argc < 2)
+        return cli_error("a command is missing; see msa --help");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
-        print_usage(stdout);
+        print_usage();
         return CLI_OK;
     }
     if (strcmp(argv[1], "--version") == 0) {

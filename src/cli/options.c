@@ -4,6 +4,7 @@
  */
 #include "cli.h"
 
+#include <string.h>
 #include <unistd.h>
 
 const char *const precision_names[] = {"exact", "fast", NULL};
@@ -26,6 +27,15 @@ int options_parse(int argc, const char **argv, const struct poptOption *table, c
         *context = poptFreeContext(*context);
         return CLI_BAD;
     }
+    return CLI_OK;
+}
+
+int output_check(const char *command, const char *kind, const char *path)
+{
+    if (!path)
+        return cli_error("%s: -o %s is missing", command, kind);
+    if (!*path || strcmp(path, "-") == 0)
+        return cli_error("%s: -o '%s' cannot be written: the name of a file is needed", command, path);
     return CLI_OK;
 }
 

@@ -112,7 +112,7 @@ static int plan_index(struct execution *x, const struct run_options *options)
     if ((x->decode ? msa_index_decode_plan(context, &desc, &x->index_plan)
                    : msa_index_prefill_plan(context, &desc, &x->index_plan)) != MSA_SUCCESS ||
         msa_plan_get_info(x->index_plan, &x->index_info) != MSA_SUCCESS)
-        return cli_library_error(problem->name);
+        return cli_error("%s: index: %s", problem->name, msa_last_error()); /* whose q and k: a layer has two */
     return CLI_OK;
 }
 
@@ -316,7 +316,8 @@ int execution_check_errors(struct execution *x)
         {MSA_ERROR_BIT_LIST_ID, "topk holds an id outside [-1, max_pages)"},
         {MSA_ERROR_BIT_PAGE_ID, "page_table names a page outside the cache"},
         {MSA_ERROR_BIT_LENGTHS,
-         "cu_seqlens_q, kv_lens or cu_seqlens_k is negative, not ascending or past the rows of q"},
+         "cu_seqlens_q, kv_lens or cu_seqlens_k is negative, not ascending or past the rows of q, or does not start at "
+         "0"},
         {MSA_ERROR_BIT_CAPACITY, "a kv length is above 128 * the width of page_table"},
     };
     uint32_t index_bits = 0, attention_bits = 0;
