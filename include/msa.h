@@ -315,7 +315,7 @@ typedef struct msa_index_desc {
     msa_topk_order topk_order;
     msa_precision precision;
     int32_t outputs;         /* MSA_INDEX_SCORES | MSA_INDEX_SELECTION */
-    int32_t max_batch;       /* capacities of a step, >= 1 */
+    int32_t max_batch;       /* capacities of a step; 1..2^31-2 */
     int64_t max_total_q;     /* 1..2^31-1 */
     int64_t max_kv_len;      /* 1..MSA_MAX_KV_LEN */
 } msa_index_desc;
@@ -341,7 +341,8 @@ typedef struct msa_index_args {
     int64_t scores_head_stride, scores_row_stride; /* any nesting, e.g. [T, H, P]; pitch >= 4*P */
     int32_t *topk;                 /* [H, T, k], if planned, else NULL */
     int64_t topk_head_stride, topk_row_stride;
-    int32_t *num_valid_pages;      /* [T], optional: n of each row; 0 at a negative position */
+    int32_t *num_valid_pages;      /* [T], optional, NULL unless topk is planned: n of each row; 0 at a negative
+                                      position */
 } msa_index_args;
 #define MSA_INDEX_ARGS_INIT                                                                                         \
     {sizeof(msa_index_args), NULL, MSA_DENSE, MSA_DENSE, NULL, MSA_DENSE, MSA_DENSE, NULL, MSA_DENSE, MSA_DENSE, 0, \
@@ -378,7 +379,7 @@ typedef struct msa_attention_desc {
     msa_strategy strategy;
     msa_scale_order v_scale_order; /* NVFP4 only */
     int32_t partials;          /* 0: run writes out and lse. 1: run writes o_partial, lse_partial and split_counts */
-    int32_t max_batch;         /* capacities of a step, >= 1 */
+    int32_t max_batch;         /* capacities of a step; 1..2^31-2 */
     int64_t max_total_q;       /* 1..2^31-1 */
     int64_t max_kv_len;        /* 1..MSA_MAX_KV_LEN */
 } msa_attention_desc;
@@ -524,8 +525,7 @@ MSA_API msa_status msa_merge(msa_context *context, const msa_merge_args *args, m
  *   NVFP4  per 16 elements: s = e4m3_rn_satfinite((amax / g) / 6), code = e2m1_rn_satfinite((x / g) / s), g = global
  *          scale
  *          or 1. s = 0 gives codes 0; a NaN or Inf in the block gives scale 0x7F and codes 0.
- * convert, from E4M3, NVFP4, BF16 or FP16 to E4M3, BF16, FP16 or F32 (source narrower than or equal to the
- * destination):
+ * convert, from E4M3 or NVFP4 to E4M3, BF16, FP16 or F32, and from BF16 or FP16 to itself or F32:
  *   NVFP4 -> E4M3         e4m3_rn_satfinite(code * scale); a NaN scale gives NaN (0x7F)
  *   everything else       exact (NVFP4 -> 16 bit: code * scale, which those hold exactly). Scales of whole tensors
  *                         are not applied.
