@@ -496,40 +496,57 @@ static void list_two_pages(int32_t *ids, int32_t k, int32_t list, int64_t row, i
 }
 
 /* Requests whose rows share all pages, some, or none, by every strategy. */
+/* On Hopper: in numbers 8 and 10, partial results of 512 rows are all that is there at once; in number 9 a block of
+ * prepare has rows of requests with more pages than it counts together; number 12 has so many pages of rows that a
+ * thread of prepare counts several; number 5 has queries that are no tensor of the copies'. */
+#define SOME_REQUESTS 5, LENGTHS(70, 0, 25, 330, 3), LENGTHS(90, 40, 3000, 1700, 900)
+static const struct strategy_problem {
+    int32_t q_heads, kv_heads, topk;
+    cache_layout layout;
+    int32_t batch;
+    const int32_t *q_lens, *kv_lens;
+} strategy_problems[] = {
+    {16, 1, 16, CACHE_DENSE, SOME_REQUESTS},
+    {32, 2, 16, CACHE_GAPS, SOME_REQUESTS},
+    {3, 1, 16, CACHE_DENSE, SOME_REQUESTS},
+    {8, 8, 32, CACHE_DENSE, SOME_REQUESTS},
+    {10, 2, 7, CACHE_DENSE, SOME_REQUESTS},
+    {16, 1, 16, CACHE_DENSE, SOME_REQUESTS},
+    {64, 4, 16, CACHE_DENSE, SOME_REQUESTS},
+    {64, 4, 4, CACHE_DENSE, 5, LENGTHS(70, 0, 450, 830, 3), LENGTHS(90, 40, 3000, 1700, 900)},
+    {512, 32, 16, CACHE_DENSE, 4, LENGTHS(130, 300, 20, 90), LENGTHS(130, 300, 60, 90)},
+    {16, 1, 4, CACHE_DENSE, 5, LENGTHS(50, 40, 70, 30, 60), LENGTHS(30000, 28000, 32000, 31000, 20000)},
+    {256, 16, 32, CACHE_TOKEN_MAJOR, 4, LENGTHS(129, 300, 20, 90), LENGTHS(257, 300, 60, 474)},
+    {32, 2, 16, CACHE_REPEATED, SOME_REQUESTS},
+    {16, 16, 32, CACHE_DENSE, 4, LENGTHS(170, 350, 7, 90), LENGTHS(5000, 3000, 60, 474)},
+};
+
 static void check_strategies(harness *h, int pair)
 {
     static const char *const names[] = {"auto", "query-major", "page-major"};
-    static const int32_t heads[][2] = {{16, 1}, {32, 2},   {3, 1},  {8, 8},    {10, 2}, {16, 1}, {64, 4},
-                                       {64, 4}, {512, 32}, {16, 1}, {256, 16}, {32, 2}, {16, 16}};
-    /* On Hopper: in numbers 8 and 10, partial results of 512 rows are all that is there at once; in number 9 a block of
-     * prepare has rows of requests with more pages than it counts together; number 12 has so many pages of rows that a
-     * thread of prepare counts several. */
-    for (int i = 0; i < (h->options.quick ? 7 : 13); i++)
+    int count = h->options.quick ? 7 : (int)(sizeof strategy_problems / sizeof *strategy_problems);
+    for (int i = 0; i < count; i++)
         for (int strategy = MSA_STRATEGY_AUTO; strategy <= MSA_STRATEGY_PAGE_MAJOR; strategy++) {
+            const struct strategy_problem *p = &strategy_problems[i];
             attention_spec s = pair_spec(pair, false);
             s.strategy = (msa_strategy)strategy;
             if (!prefill_has(h, s.q_dtype, s.kv_dtype, s.strategy))
                 continue;
-            s.q_heads = heads[i][0];
-            s.kv_heads = heads[i][1];
+            s.q_heads = p->q_heads;
+            s.kv_heads = p->kv_heads;
             s.precision = i % 4 == 2 ? MSA_PRECISION_FAST : MSA_PRECISION_EXACT;
             s.lists = i % 3 ? 1 : 0;
-            s.topk = i == 3 || i == 10 || i == 12 ? 32 : i == 4 ? 7 : i == 7 || i == 9 ? 4 : 16;
-            s.cache_layout = i == 1 ? CACHE_GAPS : i == 10 ? CACHE_TOKEN_MAJOR : i == 11 ? CACHE_REPEATED : CACHE_DENSE;
+            s.topk = p->topk;
+            s.cache_layout = p->layout;
             s.list = i == 5 ? list_two_pages : NULL;
             s.out_dtype = i % 2 ? MSA_FP16 : MSA_DTYPE_DEFAULT;
             s.scaled = i % 3 == 1;
             s.quad = s.kv_dtype == MSA_NVFP4 && i % 2;
             s.q_layout = s.out_layout = (row_layout)(i % 3);
-            if (i == 5) /* no tensor of Hopper's copies */
+            if (i == 5)
                 s.q_layout = ROWS_REPEATED;
             s.without_lse = i == 2;
-            s.requests = i == 7   ? batch_of(5, LENGTHS(70, 0, 450, 830, 3), LENGTHS(90, 40, 3000, 1700, 900))
-                         : i == 8 ? batch_of(4, LENGTHS(130, 300, 20, 90), LENGTHS(130, 300, 60, 90))
-                         : i == 9 ? batch_of(5, LENGTHS(50, 40, 70, 30, 60), LENGTHS(30000, 28000, 32000, 31000, 20000))
-                         : i == 10 ? batch_of(4, LENGTHS(129, 300, 20, 90), LENGTHS(257, 300, 60, 474))
-                         : i == 12 ? batch_of(4, LENGTHS(170, 350, 7, 90), LENGTHS(5000, 3000, 60, 474))
-                                   : batch_of(5, LENGTHS(70, 0, 25, 330, 3), LENGTHS(90, 40, 3000, 1700, 900));
+            s.requests = batch_of(p->batch, p->q_lens, p->kv_lens);
             s.requests.padding_rows = 5;
             s.requests.share_pages = i % 2;
             s.samples = 40;

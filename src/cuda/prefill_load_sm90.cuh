@@ -70,6 +70,7 @@ enum {
     STAGE_ALONE = 128 /* the task has one warpgroup's queries, E4M3: all three work for them; so do all later tasks */
 };
 enum { INFO_WORDS = sizeof(stage_info) / 4, GROUP_WORDS = 4 * GROUPS };
+enum { LOGICAL_WORD = offsetof(union_page, logical) / 4, PHYSICAL_WORD = offsetof(union_page, physical) / 4 };
 
 /* A stage is a page's K and V, or where V is not E4M3 one of the two: then they follow each other, and K's is free
  * while V is used. */
@@ -286,9 +287,9 @@ load_image(const prefill_job &job, const cache_maps<T::E4M3> &maps, memory<T> &m
            const uint32_t *words /* of a union_page */, bool last, int32_t &first)
 {
     /* Read anew where they are needed: registers are short. */
-    auto logical = [&] { return (int32_t)words[6]; };
+    auto logical = [&] { return (int32_t)words[LOGICAL_WORD]; };
     auto mask = [&] { /* a lane's word of those that the task is for */
-                      int32_t physical = (int32_t)words[7], lane = (int32_t)thread_now();
+                      int32_t physical = (int32_t)words[PHYSICAL_WORD], lane = (int32_t)thread_now();
                       return physical >= 0 && physical < job.args.num_pages && lane < 2 * t.groups
                                  ? words[2 * t.first_group + lane]
                                  : 0;
@@ -301,7 +302,7 @@ load_image(const prefill_job &job, const cache_maps<T::E4M3> &maps, memory<T> &m
         uint32_t arrival = shared_address(change ? &m.landed : &m.full[at.stage()]);
         if (elected() && any) {
             uint32_t to = shared_address(m.stage[at.stage()]);
-            if (!copy_straight(maps, part, to, t.head, slot < 0 ? (int32_t)words[7] : -1, arrival))
+            if (!copy_straight(maps, part, to, t.head, slot < 0 ? (int32_t)words[PHYSICAL_WORD] : -1, arrival))
                 copy_bulk(to, job.own.images + (int64_t)slot * T::IMAGE_BYTES + part * shape<T>::STAGE_BYTES,
                           shape<T>::STAGE_BYTES, arrival);
         }
@@ -395,8 +396,8 @@ static __device__ __forceinline__ void load_images(const prefill_job &job, const
             }
             const uint32_t *words = m.words[0] + of * (sizeof(union_page) / 4);
             /* Two pages from the cache fill the ring: then nothing is lost. */
-            if (!awaited &&
-                (!comes_straight<T>(job) || (int32_t)words[6] >= t.tile.whole || i == t.begin + 2 || i == t.end - 1)) {
+            if (!awaited && (!comes_straight<T>(job) || (int32_t)words[LOGICAL_WORD] >= t.tile.whole ||
+                             i == t.begin + 2 || i == t.end - 1)) {
                 grid_wait(); /* for the images */
                 grid_release();
                 awaited = true;

@@ -85,9 +85,7 @@ static __device__ __forceinline__ void find_terms(float (&s)[64], float scale, f
             if (fabsf(bias[r]) <= LARGE_BIAS)
                 continue;
             bias[r] = LOG2_ONE;
-#pragma unroll
-            for (int i = 0; i < 32; i++)
-                s[i / 2 * 4 + 2 * r + i % 2] -= max[r];
+            subtract_maximum(s, r, max[r]);
         }
     }
 #pragma unroll
