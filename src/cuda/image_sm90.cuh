@@ -223,6 +223,14 @@ static __device__ __forceinline__ void fetch_page(const prefill_job &job, int64_
                              key * a.k_scale_token_stride);
 }
 
+/* For page-major work that begins beside this launch. By the thread that has sent the block's images. */
+static __device__ __forceinline__ void count_made(const prefill_job &job)
+{
+    copy_bulk_finish();
+    __threadfence();
+    atomicAdd(job.own.made, 1);
+}
+
 template <storage STORAGE, typename T>
 static __global__ void __launch_bounds__(IMAGE_THREADS, image_blocks(STORAGE))
     write_images(const __grid_constant__ prefill_job job)
@@ -231,6 +239,7 @@ static __global__ void __launch_bounds__(IMAGE_THREADS, image_blocks(STORAGE))
     const msa_attention_args &a = job.args;
     grid_wait();
     grid_release(); /* so that what `prepare` wrote is there when the next launch starts */
+    tile_kinds kinds = kinds_of_tiles(job);
     uint32_t heads = job.window.heads, first = (uint32_t)window_begin(job, job.own.first_page),
              images = ((uint32_t)window_end(job, job.own.first_page) - first) * heads;
     /* Of a list; behind the step's pages they say that there is nothing. */
@@ -286,8 +295,11 @@ static __global__ void __launch_bounds__(IMAGE_THREADS, image_blocks(STORAGE))
             copy_bulk_out(job.own.images + (int64_t)to * T::IMAGE_BYTES, shared_address(image), T::IMAGE_BYTES);
         }
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         copy_bulk_wait(); /* the memory is the block's until it ends */
+        if (all_page_major(kinds))
+            count_made(job);
+    }
 }
 
 #endif

@@ -54,6 +54,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     if (threadIdx.x == 0) {
         job.own.first_page[job.step.batch] = before;
         job.own.first_page[job.step.batch + 1] = most;
+        *job.own.made = 0;
     }
     __syncthreads();
     int32_t windows = num_windows(job, job.step.batch), size = size_of_window(job).pages;

@@ -55,7 +55,8 @@ template <typename T> struct memory {
     uint64_t known[shape<T>::ITEMS];
     uint64_t full[shape<T>::STAGES], empty[shape<T>::STAGES]; /* images */
     uint64_t q_full[shape<T>::SLOTS], q_empty[shape<T>::SLOTS];
-    uint64_t landed; /* an image that is changed before its stage is full */
+    uint64_t landed;   /* an image that is changed before its stage is full */
+    bool images_there; /* or the warp that takes items must await them */
 };
 static_assert(sizeof(memory<exact_types>) <= 232448 && sizeof(memory<fast_types>) <= 232448 &&
               sizeof(memory<bf16_types>) <= 232448);
@@ -102,6 +103,18 @@ static __device__ __forceinline__ void write_empty(const pages_job &job, const u
         write_state(job, state_of(job, entries[i / job.ratio], first_head) + i % job.ratio, -INFINITY, 0);
 }
 
+/* Where all tiles are page-major `attend` ends at once, and the window's first launch of this kernel begins while images
+ * are made, whose blocks count themselves in `made`: waits for all of them. That cannot lock, as they are at work, or
+ * nothing behind them would have begun. The last block of this launch to have waited sets `made` to 0 again, so that
+ * making images waits for nothing. Later launches find them made, and so do all where a tile is query-major, as
+ * `attend` then waits for them before it lets others start. */
+static __device__ __forceinline__ void await_images(const pages_job &job)
+{
+    while (load_acquire(job.own.made) < job.image_blocks)
+        __nanosleep(50);
+    fence_async_global();
+}
+
 /* Items that a block has made known. */
 template <typename T> struct item_list {
     item_place<T> next;
@@ -130,8 +143,13 @@ static __device__ __forceinline__ void give_entries(const pages_job &job, memory
         write_empty(job, entries, count, head);
         return;
     }
-    bool straight = !T::E4M3 && job.straight && item.whole,
-         unsafe = !straight && item.first_keys < MSA_PAGE_SIZE && job.own.unsafe[image];
+    bool straight = !T::E4M3 && job.straight && item.whole;
+    if (!straight && !m.images_there) {
+        await_images(job);
+        __syncwarp(); /* all have looked */
+        m.images_there = true;
+    }
+    bool unsafe = !straight && item.first_keys < MSA_PAGE_SIZE && job.own.unsafe[image];
     int each = unsafe ? 1 : count, all = GROUP_WARPS * job.width;
 #pragma unroll 1
     for (; count > 0; count -= each, entries += each) {
@@ -203,8 +221,10 @@ template <typename T> static __device__ __forceinline__ void take_items(const pa
     if (lane == 0) {
         m.item[list.next.stage()].count = m.item[list.next.stage()].steps = 0;
         barrier_arrive(shared_address(&m.known[list.next.stage()]));
-        if (atomicAdd(job.pages.taken + 1, 1) == gridDim.x - 1) /* nobody takes any more */
-            job.pages.taken[0] = job.pages.taken[1] = 0;
+        if (!m.images_there)
+            await_images(job); /* what comes after this launch may believe that all before it has ended */
+        if (atomicAdd(job.pages.taken + 1, 1) == gridDim.x - 1) /* nobody takes any more, or waits for images */
+            job.pages.taken[0] = job.pages.taken[1] = *job.own.made = 0;
     }
 }
 

@@ -24,12 +24,12 @@
  *   16 bit   2 x 64K   4 x 16K           193 K           the same
  *
  * The launch works beside the last blocks of query-major attention, where that comes before it, as it needs nothing of
- * it.
+ * it, or, where all tiles are page-major, beside the launch that makes images: only what needs one waits for them.
  *
  * Floor of 16384 queries after 31360, 64/4 heads, 16 pages each: 4.3 GB of partial results take 915 us at the 4.7 TB/s
  * that the link between the halves of the L2 lets pass of writes, the products 900 us at 1.75 GHz, the merge 1080 us.
  * Measured there on an H200, 2026-11-30, Q8KV4, scattered: 2946 us in all, of which images take 34 and merges 1120;
- * 8192 after 120K, 16/1 heads: Q8KV4 395, of which this kernel takes 222, BF16 444, of which it takes 269.
+ * 8192 after 120K, 16/1 heads: Q8KV4 395, of which this kernel takes 222, BF16 438, of which it takes 269.
  * docs/measurements.md says what bounds it.
  */
 #include "prefill_pages_load_sm90.cuh"
@@ -305,15 +305,18 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
     extern __shared__ __align__(1024) uint8_t shared[];
     memory<T> &m = *(memory<T> *)shared;
     grid_release();
-    bool some = *job.pages.page_major, chosen = job.pages.chosen[job.chunk]; /* by loads that wait together */
-    if (job.blocks && !some) {
+    tile_kinds kinds = {*job.pages.query_major, *job.pages.page_major};
+    uint32_t chosen = job.pages.chosen[job.chunk];
+    asm volatile("" ::: "memory"); /* or the compiler would make one load wait for another */
+    if (job.blocks && !kinds.page_major) {
         if (blockIdx.x == 0 && threadIdx.x == 0 && (int64_t)(job.chunk + 1) * job.pages.chunk_rows >= job.step.total_q)
             await_attend(job);
         return;
     }
-    if (!job.beside || !chosen)
+    bool images_there = !job.image_blocks || !all_page_major(kinds), idle = !chosen && images_there;
+    if (!job.beside || idle)
         grid_wait();
-    if (!chosen)
+    if (idle)
         return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape<T>::STAGES; i++) {
@@ -327,6 +330,7 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
             barrier_init(shared_address(&m.q_empty[i]), GROUP_WARPS);
         }
         barrier_init(shared_address(&m.landed), 1);
+        m.images_there = images_there;
         fence_barriers();
     }
     if (threadIdx.x == CUDA_WARP) {
@@ -350,6 +354,17 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
     }
     if (threadIdx.x == 0)
         grid_wait(); /* what comes after this launch may believe that all before it has ended */
+}
+
+/* Where a launch failed, in place of those that would have waited for `attend` and images: what follows on the stream
+ * knows of this one alone. An ordinary launch: all blocks of those ahead are at work, or have ended. */
+static __global__ void __launch_bounds__(1) end_chain(const __grid_constant__ pages_job job)
+{
+    if (all_page_major(kinds_of_tiles(job)))
+        await_images(job);
+    else
+        await_attend(job);
+    *job.own.made = 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ launchers */
@@ -377,7 +392,7 @@ static cudaError_t launch_pages(pages_job job, const cache_maps<T::E4M3> &maps, 
     const msa_attention_args &a = job.args;
     auto kernel = attend_pages<T>;
     CUtensorMap map;
-    job.beside = job.chunk == 0 && job.blocks && job.dependent_launch;
+    job.beside = job.chunk == 0 && job.dependent_launch;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(memory<T>));
     const char *q = (const char *)a.q + (int64_t)job.chunk * job.pages.chunk_rows * a.q_row_stride +
                     (int64_t)job.window.first_head * job.ratio * a.q_head_stride;
@@ -443,27 +458,33 @@ static cuda_merge make_merge(const pages_job &job)
 }
 
 template <typename T>
-static cudaError_t attend_chunks(const prefill_job &window, const cache_maps<T::E4M3> &maps, cudaStream_t stream)
+static cudaError_t attend_chunks(const prefill_job &window, const cache_maps<T::E4M3> &maps, cudaError_t error,
+                                 cudaStream_t stream)
 {
     pages_job job = make_pages_job(window);
-    cudaError_t error = cudaSuccess;
     for (; !error && (int64_t)job.chunk * job.pages.chunk_rows < job.step.total_q; job.chunk++) {
         error = launch_pages<T>(job, maps, stream);
+        if (error)
+            break;
+        job.image_blocks = 0; /* the first of these launches waits for all */
         cuda_merge merge = make_merge(job);
-        if (!error)
-            error = job.merge(&merge, stream);
+        error = job.merge(&merge, stream);
     }
+    if (error)
+        launch(end_chain, 1, 1, 0, false, stream, job); /* if that fails, too, nothing more can be done */
     return error;
 }
 
-cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<true> &maps, cudaStream_t stream)
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<true> &maps, cudaError_t failed,
+                              cudaStream_t stream)
 {
-    return window.precision == MSA_PRECISION_FAST ? attend_chunks<fast_types>(window, maps, stream)
-                                                  : attend_chunks<exact_types>(window, maps, stream);
+    return window.precision == MSA_PRECISION_FAST ? attend_chunks<fast_types>(window, maps, failed, stream)
+                                                  : attend_chunks<exact_types>(window, maps, failed, stream);
 }
 
-cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<false> &maps, cudaStream_t stream)
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<false> &maps, cudaError_t failed,
+                              cudaStream_t stream)
 {
-    return window.desc.q_dtype == MSA_BF16 ? attend_chunks<bf16_types>(window, maps, stream)
-                                           : attend_chunks<fp16_types>(window, maps, stream);
+    return window.desc.q_dtype == MSA_BF16 ? attend_chunks<bf16_types>(window, maps, failed, stream)
+                                           : attend_chunks<fp16_types>(window, maps, failed, stream);
 }

@@ -57,8 +57,8 @@ struct page_memory {
     uint32_t *counted;     /* [lists] blocks that have counted their entries */
     uint32_t *chosen;      /* [chunks] some row is page-major */
     uint32_t *query_major; /* [1] some tile is query-major */
+    uint32_t *page_major;  /* [1] some tile is page-major; behind query_major */
     uint32_t *taken;       /* [2] items that blocks have taken, blocks that found none left; 0 between launches */
-    uint32_t *page_major;  /* [1] some tile is page-major */
     page_place *places;    /* [lists][places] */
     uint32_t *entries;     /* [lists][rows * topk] row, from ENTRY_ROW_BITS on the rank */
     page_item *items;      /* [lists][most_items] */
@@ -108,8 +108,8 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     m.counted = m.chunk_items + lists * m.num_chunks;
     m.chosen = m.counted + lists;
     m.query_major = m.chosen + m.num_chunks;
-    m.taken = m.query_major + 1;
-    m.page_major = m.taken + 2;
+    m.page_major = m.query_major + 1;
+    m.taken = m.page_major + 1;
     m.places = (page_place *)take(lists * m.num_places * (int64_t)sizeof(page_place));
     m.entries = (uint32_t *)take(lists * ids * 4);
     m.items = (page_item *)take(lists * m.most_items * (int64_t)sizeof(page_item));
@@ -127,7 +127,7 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
 struct pages_job : prefill_job {
     page_memory pages;
     int32_t chunk;  /* of `run` */
-    bool beside;    /* the launch ahead is query-major attention, which leaves nothing that this one needs */
+    bool beside;    /* the launches ahead leave nothing that this one needs, but for images, see await_images */
     uint32_t heads; /* query heads of the window */
     uint32_t slab;  /* of rows and heads, from one rank to the next; whole blocks */
 };
@@ -142,9 +142,12 @@ static inline pages_job make_pages_job(const prefill_job &window)
     return made;
 }
 
-/* Of prepare, after the rows' pages are known; of run, after the images of the window. */
+/* Of prepare, after the rows' pages are known; of run, after the images of the window and `attend`. failed: that was
+ * not launched; all that is done is to wait for the images. */
 cudaError_t cut_step(const prefill_job &whole, cudaStream_t stream);
-cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<true> &maps, cudaStream_t stream);
-cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<false> &maps, cudaStream_t stream);
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<true> &maps, cudaError_t failed,
+                              cudaStream_t stream);
+cudaError_t attend_page_lists(const prefill_job &window, const cache_maps<false> &maps, cudaError_t failed,
+                              cudaStream_t stream);
 
 #endif

@@ -23,7 +23,8 @@
  * ahead of it ends. write_images waits for all that was before it and only then lets this kernel start, which therefore
  * finds its tasks, their unions, queries, and pages that come straight from the cache while images are still made.
  * Where no tile is page-major the launches behind it find nothing to do while its last tiles are at work; the last two
- * of them end no earlier than it, see await_attend.
+ * of them end no earlier than it, see await_attend. Where all are, its blocks end at once, beside the last images, for
+ * which page-major work waits by itself, see await_images.
  *
  *                 stages          shared memory   registers: loaders, consumers (launch)
  *   E4M3 exact    3 x 48K         217 K           32, 160 (128)
@@ -312,8 +313,8 @@ static __global__ void __launch_bounds__(shape<T>::THREADS, 1)
     if (threadIdx.x >= WARPGROUP && threadIdx.x < WARPGROUP + WARP_ROWS)
         m.query[threadIdx.x - WARPGROUP] = (uint8_t)query_of_row(job, threadIdx.x - WARPGROUP);
     __syncthreads();
-    if (m.task[0].head < 0) { /* none */
-        if (threadIdx.x == 0)
+    if (m.task[0].head < 0) {                                         /* none */
+        if (threadIdx.x == 0 && !all_page_major(kinds_of_tiles(job))) /* or nobody asks */
             count_finished(job, GROUPS * GROUP_WARPS);
         return;
     }
@@ -416,15 +417,20 @@ static cudaError_t convert_and_attend(const struct cuda_attention *job, cudaStre
             prefill_job part = make_job(*job, {(uint32_t)i, (uint32_t)head, heads});
             cache_maps<T::E4M3> maps = {};
             part.straight = map_cache(part, &maps);
-            error = launch(write_images<STORAGE, T>, (unsigned)(job->num_sms * image_blocks(STORAGE)), IMAGE_THREADS,
-                           T::IMAGE_BYTES, job->dependent_launch, stream, part);
+            part.image_blocks = (uint32_t)(job->num_sms * image_blocks(STORAGE));
             if (has_page_lists(*job))
                 part.some_tiles = make_pages_job(part).pages.query_major;
+            error = launch(write_images<STORAGE, T>, part.image_blocks, IMAGE_THREADS, T::IMAGE_BYTES,
+                           job->dependent_launch, stream, part);
+            if (error)
+                break;
             part.blocks = job->desc.strategy == MSA_STRATEGY_PAGE_MAJOR ? 0 : attend_blocks(part);
-            if (!error && part.blocks)
+            if (part.blocks)
                 error = launch_attend<T>(part, maps, stream);
-            if (!error && has_page_lists(*job))
-                error = attend_page_lists(part, maps, stream);
+            if (error)
+                part.blocks = 0;
+            if (has_page_lists(*job))
+                error = attend_page_lists(part, maps, error, stream);
         }
     return error;
 }

@@ -56,6 +56,7 @@ struct prefill_memory {
     int32_t *first_request; /* [windows + 1] of a window */
     uint32_t *taken;        /* tasks of a window that blocks have asked for */
     uint32_t *finished;     /* warps that have written all their results of a window */
+    uint32_t *made;         /* blocks that have made all their images of a window, see await_images */
     image_source *sources;  /* [lists][max_batch * max_pages] */
     float *states;          /* of splits: results, maxima, sums */
     uint8_t *unsafe;        /* [images] some value that a query of the request sees is not finite */
@@ -146,8 +147,9 @@ static __host__ __device__ __forceinline__ prefill_memory own_memory(const cuda_
     m.sources = (image_source *)take(num_sources(job) * (int64_t)sizeof(image_source));
     m.first_page = (int32_t *)take((batch + 2) * 4);
     m.first_request = (int32_t *)take((num_windows(job, batch) + 1) * 4);
-    m.taken = (uint32_t *)take(8);
+    m.taken = (uint32_t *)take(12);
     m.finished = m.taken + 1;
+    m.made = m.taken + 2;
     m.states = (float *)take(states * (MSA_HEAD_DIM + 2) * 4);
     m.bytes = (size_t)(at - (char *)job.memory);
     return m;
@@ -164,8 +166,9 @@ struct prefill_job : cuda_attention {
     prefill_window window;
     const int32_t *requests;              /* the window's first, and the first past it */
     bool whole;                           /* the window has all requests */
-    const uint32_t *some_tiles;           /* NULL, or 0: all tiles are page-major */
+    const uint32_t *some_tiles;           /* [2] are query-major, are page-major; NULL: all are query-major */
     uint32_t blocks;                      /* of `attend`; 0: it is not launched */
+    uint32_t image_blocks;                /* of write_images; 0: what is launched now finds its images */
     int32_t width;                        /* whole queries of a warp */
     uint32_t width_inverse, topk_inverse; /* 2^16 by these, rounded up: for quotients of small numbers */
     uint32_t list_heads;                  /* KV heads that share a list */
@@ -208,6 +211,21 @@ static __device__ __forceinline__ int32_t window_begin(const prefill_job &job, c
 static __device__ __forceinline__ int32_t window_end(const prefill_job &job, const int32_t *before)
 {
     return before[job.whole ? job.step.batch : job.requests[1]];
+}
+
+/* Whether some tile of the step is. As words, so that nothing waits for the loads until these are looked at. */
+struct tile_kinds {
+    uint32_t query_major, page_major;
+};
+
+static __device__ __forceinline__ tile_kinds kinds_of_tiles(const prefill_job &job)
+{
+    return job.some_tiles ? tile_kinds{job.some_tiles[0], job.some_tiles[1]} : tile_kinds{1, 0};
+}
+
+static __device__ __forceinline__ bool all_page_major(const tile_kinds &kinds)
+{
+    return !kinds.query_major && kinds.page_major;
 }
 
 /* Pages of a request that all its queries see to their ends: as many from the first on. */

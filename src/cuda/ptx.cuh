@@ -13,7 +13,8 @@ enum operand { OPERAND_F16, OPERAND_BF16 }; /* element type of the 16-bit tensor
 
 /* dependent: this launch may start before the one ahead of it has ended; its blocks call grid_wait() before they touch
  * what launches ahead may still be at work on. A launch behind it knows of this one alone, which therefore ends no
- * earlier than all that are ahead (or one behind it sees to that: await_attend of prefill_pages_sm90.cu). */
+ * earlier than all that are ahead (or one behind it sees to that: await_attend and await_images of page-major prefill).
+ */
 template <typename... Params, typename... Args>
 static cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, bool dependent,
                           cudaStream_t stream, const Args &...args)
@@ -58,6 +59,14 @@ static __device__ inline void grid_wait(void)
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+/* A word that others store or add to once what it stands for has been written. */
+static __device__ inline uint32_t load_acquire(const uint32_t *address)
+{
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
+    return x;
 }
 
 /* ------------------------------------------------------------------------------------------------ arithmetic */

@@ -158,6 +158,12 @@ static __device__ inline void copy_bulk_wait(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/* Waits until the thread's copies have been written, too. */
+static __device__ inline void copy_bulk_finish(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 /* Copies a box of the tensor from the place x, y, z on, by one thread; its bytes arrive at the barrier. */
 static __device__ inline void copy_box(uint32_t to, const CUtensorMap &tensor, int x, int y, int z, uint32_t barrier)
 {
@@ -172,6 +178,12 @@ static __device__ inline void copy_box(uint32_t to, const CUtensorMap &tensor, i
 static __device__ inline void fence_async_reads(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Makes what this thread knows of in global memory visible to the bulk copies that follow. */
+static __device__ inline void fence_async_global(void)
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 /* Waits for the `threads` that share the barrier `id` (1..15). */
