@@ -27,6 +27,7 @@ add_library(msa_cli STATIC
     src/cli/device.c
     src/cli/expected.c
     src/cli/options.c
+    src/cli/output.c
     src/cli/peak.c
     src/cli/problem.c
     src/cli/progress.c

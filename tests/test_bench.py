@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import time
 
-from tool import TOOL, finish, folder, msa, refused, run, skip, test
+from tool import TOOL, finish, folder, msa, private_mounts, refused, run, skip, test
 import casefile
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "prefill_cases_128.csv")
@@ -402,6 +402,42 @@ def check_plot():
         assert options[0] in read_bytes("point.svg").decode()
 
 
+def check_plot_names():
+    """Names that gnuplot would take for a command, a home or an escape."""
+    here = os.path.join(folder.name, "odd names")
+    os.mkdir(here)
+    for name in "|touch pwned;.png", "~/x.png", "~.svg", "a'b\\n\"c`touch pwned`$(touch pwned).svg", "-.svg", "%d.png":
+        if "/" in name:
+            os.mkdir(os.path.join(here, os.path.dirname(name)))
+        done = subprocess.run([TOOL, "bench", "topk", *TINY["topk"], "--run-once", "--plot", name], cwd=here,
+                              capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert os.path.getsize(os.path.join(here, name)) > 100
+        assert "pwned" not in os.listdir(here)
+    assert len(os.listdir(here)) == 6, os.listdir(here)
+
+
+def check_full_disk():
+    """Reports that do not fit leave the earlier file as it was, and nothing else; where the space is too little for them."""
+    small = folder.path("small")
+    os.mkdir(small)
+    script = """mount -t tmpfs -o size=64k none "$0" || exit 77
+        cd "$0" && echo old >file.json && echo old >file.svg && echo old >file.png && echo old >case && mkdir rest &&
+        { cat /dev/zero >rest/filler; true; } 2>/dev/null
+        for option in --json=file.json --plot=file.svg --plot=file.png; do
+            "$1" bench topk --rows 1:40 --pages 16 --run-once $option >/dev/null && exit 1
+        done
+        "$1" make -o case --queries 1 --prefix 0 && exit 2
+        [ "$(cat file.json file.svg file.png case)" = "old
+old
+old
+old" ] && [ "$(ls -A | wc -l)" = 5 ]"""
+    done = private_mounts(script, small, TOOL)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0 and all("cannot be written" in line for line in lines if line.startswith("msa: ")), done
+    assert len([line for line in lines if line.startswith("msa: ")]) == 4, done
+
+
 def check_no_gnuplot():
     """Noticed before anything is measured."""
     done = subprocess.run([TOOL, "bench", "topk", "--run-once", "--plot", folder.path("none.svg")], capture_output=True,
@@ -667,6 +703,8 @@ def main():
     test("baseline", check_baseline)
     if shutil.which("gnuplot"):
         test("plot", check_plot)
+        test("plot names", check_plot_names)
+        test("reports on a full disk", check_full_disk)
     else:
         skip("plot", "no gnuplot")
     test("plot without gnuplot", check_no_gnuplot)

@@ -12,7 +12,8 @@ import pty
 import struct
 import subprocess
 
-from tool import CASES, ENVIRONMENT, TIMEOUT, TOOL, base, counts, finish, folder, msa, refused, run, skip, test
+from tool import CASES, ENVIRONMENT, TIMEOUT, TOOL, base, counts, finish, folder, msa, private_mounts, refused, run, skip, \
+    test
 import casefile
 from casefile import CaseFile, Tensor, ints
 
@@ -411,6 +412,61 @@ def overwritten_output():
     casefile.read(case)
 
 
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def outputs_that_are_no_plain_files():
+    """Links and pipes stay what they are, and a file keeps its mode; names may be as long as the system allows."""
+    good = os.path.join(CASES, "prefill_q8kv4_one_key.safetensors")
+    make = ["make", "--op", "index", "--queries", "1", "--prefix", "0"]
+    for arguments in ["run", good], make:
+        plain, link, target = folder.path("plain"), folder.path("link"), folder.path("target")
+        msa(*arguments, "-o", plain)
+        with open(target, "w") as file:
+            file.write("old")
+        for path in target, folder.path("later"):
+            os.symlink(path, link)
+            msa(*arguments, "-o", link)
+            assert os.readlink(link) == path and read(path) == read(plain)
+            os.unlink(link)
+            os.unlink(path)
+        pipe = folder.path("pipe")
+        os.mkfifo(pipe)
+        reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+        msa(*arguments, "-o", pipe)
+        assert reader.communicate(timeout=TIMEOUT)[0] == read(plain)
+        os.unlink(pipe)
+        for mode in 0o600, 0o640, 0o604:
+            os.chmod(plain, mode)
+            msa(*arguments, "-o", plain)
+            assert os.stat(plain).st_mode & 0o7777 == mode
+        long = folder.path("n" * 255)
+        msa(*arguments, "-o", long)
+        assert read(long) == read(plain)
+        os.unlink(long)
+        before = set(os.listdir(folder.name))
+        refused("-o is given twice", *arguments, "-o", plain, "-o", folder.path("other"))
+        assert set(os.listdir(folder.name)) == before
+
+
+def output_to_stdout(*arguments):
+    """What leads to the standard output is written through; in a /dev of this test's own."""
+    script = """mount -t tmpfs none /dev && ln -s /proc/self/fd/1 /dev/stdout || exit 77
+        "$@" -o /dev/stdout >"$0" && test -L /dev/stdout"""
+    done = private_mounts(script, folder.path("out"), TOOL, *arguments)
+    assert done.returncode == 0, done.stderr
+    msa(*arguments, "-o", folder.path("plain"))
+    assert read(folder.path("out")) == read(folder.path("plain"))
+
+
+def refused_before_the_work():
+    """A file that cannot be written is noticed before the case is read."""
+    for path in folder.path("none/out"), folder.name:
+        refused("-o: '%s' cannot be written" % path, "run", folder.path("no case"), "-o", path)
+
+
 def default_threads(of_openmp):
     environment = dict(ENVIRONMENT, OMP_NUM_THREADS=str(of_openmp))
     text = subprocess.run([TOOL, "info", "--json"], env=environment, capture_output=True, check=True).stdout
@@ -490,6 +546,10 @@ def main():
     test("devices", device_without_backend)
     test("outputs that cannot be written", bad_outputs)
     test("outputs that exist", overwritten_output)
+    test("outputs that are no plain files", outputs_that_are_no_plain_files)
+    test("run -o /dev/stdout", output_to_stdout, "run", os.path.join(CASES, "prefill_q8kv4_one_key.safetensors"))
+    test("make -o /dev/stdout", output_to_stdout, "make", "--op", "index", "--queries", "1", "--prefix", "0")
+    test("outputs are looked at before the work", refused_before_the_work)
     test("info", info)
     test("progress", progress)
     all_cases()

@@ -21,12 +21,18 @@ TIMEOUT = 300
 counts = {"passed": 0, "failed": 0, "skipped": 0}
 
 
+class Skipped(Exception):
+    """A test cannot be run here."""
+
+
 def test(name, function, *arguments):
-    """Runs one test: an assertion that fails, or any other exception, is a failure."""
+    """Runs one test: an assertion that fails, or any other exception but Skipped, is a failure."""
     try:
         function(*arguments)
         counts["passed"] += 1
         print("ok - " + name)
+    except Skipped as reason:
+        skip(name, reason)
     except Exception:
         counts["failed"] += 1
         print("not ok - " + name)
@@ -42,6 +48,19 @@ def skip(name, reason):
 def run(*arguments):
     return subprocess.run([TOOL, *arguments], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
                           timeout=TIMEOUT, text=True, errors="replace")
+
+
+def private_mounts(script, *arguments):
+    """Runs a shell script with mounts of its own, where it ends with 77 if it cannot mount; or skips the test."""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "--propagation", "private", "sh", "-c", script]
+    try:
+        done = subprocess.run([*command, *arguments], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True,
+                              timeout=TIMEOUT, text=True, errors="replace")
+    except FileNotFoundError:
+        raise Skipped("no unshare")
+    if done.returncode == 77 or done.stderr.startswith("unshare: "):
+        raise Skipped("no mounts of this test's own")
+    return done
 
 
 def msa(*arguments, status=0):

@@ -122,8 +122,6 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
 /* With a baseline given: how many results it has, if not all; ratios baseline/this: geometric mean, least, largest, and
  * how many are more than 1 % slower. */
 void report_baseline(FILE *stream, bool given, const struct result *results, int count);
-/* Whether an option's file can be written, before the work begins. CLI_OK or CLI_BAD. */
-int writable(const char *option, const char *path);
 
 /* All about a result under the names of the JSON report; NULL: no memory. */
 json_t *result_json(const struct result *result);

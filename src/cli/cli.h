@@ -46,8 +46,9 @@ int cli_library_error(const char *what);
 int options_parse(int argc, const char **argv, const struct poptOption *table, const char *arguments,
                   poptContext *context);
 
-/* The file of -o, which messages call `kind`: it must be given, and neither be empty nor "-". CLI_OK or CLI_BAD. */
-int output_check(const char *command, const char *kind, const char *path);
+/* The file of -o, which messages call `kind`, from the list that popt makes of its values (POPT_ARG_ARGV): there must be
+ * one that can be written, and neither is empty nor "-". CLI_OK or CLI_BAD. */
+int output_read(const char *command, const char *kind, char **values, const char **path);
 
 /* Values as text, the whole of it. `name` is the option or metadata key that the message names. */
 int parse_int(const char *name, const char *text, int64_t low, int64_t high, int64_t *value);

@@ -3,6 +3,7 @@
  * cmd_bench.c - msa bench: times operations over the product of the axes, or over a suite, and reports.
  */
 #include "bench.h"
+#include "output.h"
 #include "peak.h"
 
 #include <stdlib.h>
@@ -377,7 +378,7 @@ static int read_options(struct bench *bench)
                    : texts.markdown ? REPORT_MARKDOWN
                                     : REPORT_TABLE;
     bench->text = bench->style == REPORT_NONE || bench->style == REPORT_CSV ? stderr : stdout;
-    if (texts.json && !json_on_stdout && writable("--json", texts.json) != CLI_OK)
+    if (texts.json && !json_on_stdout && output_check("--json", texts.json) != CLI_OK)
         return CLI_BAD;
     if (texts.baseline && baseline_read(texts.baseline, &bench->baseline) != CLI_OK)
         return CLI_BAD;

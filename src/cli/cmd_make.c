@@ -9,11 +9,12 @@
 
 #include <string.h>
 
-static char *output, *operation;
+static char **outputs, *operation;
+static const char *output;
 static int with_expected;
 
 static struct poptOption option_table[] = {
-    {"output", 'o', POPT_ARG_STRING, &output, 0, "file to write", "CASE"},
+    {"output", 'o', POPT_ARG_ARGV, &outputs, 0, "file to write", "CASE"},
     {"op", 0, POPT_ARG_STRING, &operation, 0, "operation (default prefill)", "prefill|decode|index|layer"},
     {"with-expected", 0, POPT_ARG_NONE, &with_expected, 0,
      "add the right answers, computed in double precision (slow: for small cases)", NULL},
@@ -92,9 +93,8 @@ int cmd_make(int argc, const char **argv)
     int status;
     if (rest)
         status = cli_error("make: '%s' is one argument too many", rest);
-    else if (output_check("make", "CASE", output) != CLI_OK)
-        status = CLI_BAD;
-    else if ((status = read_point(&point)) == CLI_OK)
+    else if ((status = read_point(&point)) == CLI_OK &&
+             (status = output_read("make", "CASE", outputs, &output)) == CLI_OK)
         status = make(&point);
     poptFreeContext(context);
     return status;

@@ -8,11 +8,12 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-static char *output;
+static char **outputs;
+static const char *output;
 static int show_hash;
 
 static struct poptOption option_table[] = {
-    {"output", 'o', POPT_ARG_STRING, &output, 0, "file to write: out, lse, scores, topk, num_valid_pages", "OUT"},
+    {"output", 'o', POPT_ARG_ARGV, &outputs, 0, "file to write: out, lse, scores, topk, num_valid_pages", "OUT"},
     {"hash", 0, POPT_ARG_NONE, &show_hash, 0, "print a hash of the results' bits", NULL},
     {NULL, 0, POPT_ARG_INCLUDE_TABLE, run_option_table, 0, "How to run:", NULL},
     POPT_AUTOHELP POPT_TABLEEND};
@@ -75,7 +76,7 @@ int cmd_run(int argc, const char **argv)
     int status;
     if (!path || poptPeekArg(context))
         status = cli_error("run: exactly one case file is needed");
-    else if (output_check("run", "OUT", output) != CLI_OK)
+    else if (output_read("run", "OUT", outputs, &output) != CLI_OK)
         status = CLI_BAD;
     else if (same_file(path, output))
         status = cli_error("run: -o %s: is the case file itself", output);

@@ -3,6 +3,7 @@
  * options.c - parsing of argument lists, and the options that run and check share.
  */
 #include "cli.h"
+#include "output.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -30,13 +31,16 @@ int options_parse(int argc, const char **argv, const struct poptOption *table, c
     return CLI_OK;
 }
 
-int output_check(const char *command, const char *kind, const char *path)
+int output_read(const char *command, const char *kind, char **values, const char **path)
 {
-    if (!path)
+    if (!values)
         return cli_error("%s: -o %s is missing", command, kind);
-    if (!*path || strcmp(path, "-") == 0)
-        return cli_error("%s: -o '%s' cannot be written: the name of a file is needed", command, path);
-    return CLI_OK;
+    if (values[1])
+        return cli_error("%s: -o is given twice: '%s' and '%s'", command, values[0], values[1]);
+    *path = values[0];
+    if (!**path || strcmp(*path, "-") == 0)
+        return cli_error("%s: -o '%s' cannot be written: the name of a file is needed", command, *path);
+    return output_check("-o", *path);
 }
 
 static struct {

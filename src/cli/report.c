@@ -4,11 +4,9 @@
  */
 #include "bench.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* Extents in a few characters: B requests, T query rows, n keys of the longest; R rows, P pages, S splits. */
 static void shape_text(const struct result *result, char *text, size_t size)
@@ -163,19 +161,6 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
         snprintf(cells[i++], sizeof(*cells), "-");
     print_cells(stream, style, cells, result->command);
     fflush(stream);
-}
-
-int writable(const char *option, const char *path)
-{
-    struct stat info;
-    bool there = lstat(path, &info) == 0;
-    FILE *file = fopen(path, "a"); /* leaves what is there */
-    if (!file)
-        return cli_error("%s: '%s' cannot be written: %s", option, path, strerror(errno));
-    fclose(file);
-    if (!there)
-        remove(path);
-    return CLI_OK;
 }
 
 void report_baseline(FILE *stream, bool given, const struct result *results, int count)

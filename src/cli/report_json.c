@@ -3,6 +3,7 @@
  * report_json.c - results as JSON, and an earlier JSON as the baseline of this run.
  */
 #include "bench.h"
+#include "output.h"
 
 #include <math.h>
 #include <string.h>
@@ -98,10 +99,14 @@ int json_write(const char *path, const struct result *results, int count)
     }
     const size_t style = JSON_INDENT(2) | JSON_REAL_PRECISION(9);
     bool to_stdout = strcmp(path, "-") == 0;
-    int failed =
-        to_stdout ? json_dumpf(array, stdout, style) || putchar('\n') == EOF : json_dump_file(array, path, style);
+    struct output output;
+    int status = CLI_OK;
+    if (to_stdout) /* what fails here shows at the end */
+        json_dumpf(array, stdout, style), putchar('\n');
+    else if ((status = output_open(&output, "--json", path)) == CLI_OK)
+        status = output_close(&output, json_dumpf(array, output.stream, style) == 0);
     json_decref(array);
-    return failed ? cli_error("--json: '%s' cannot be written", path) : CLI_OK;
+    return status;
 }
 
 int baseline_read(const char *path, json_t **baseline)

@@ -3,12 +3,13 @@
  * report_plot.c - curves of results, drawn by gnuplot.
  */
 #include "bench.h"
+#include "output.h"
 
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 int plot_check(const char *path)
 {
@@ -19,7 +20,7 @@ int plot_check(const char *path)
     }
     if (length <= 4 || (strcmp(path + length - 4, ".png") != 0 && strcmp(path + length - 4, ".svg") != 0))
         return cli_error("--plot: '%s' ends in neither .png nor .svg", path);
-    if (writable("--plot", path) != CLI_OK)
+    if (output_check("--plot", path) != CLI_OK)
         return CLI_BAD;
     return system("command -v gnuplot >/dev/null 2>&1") == 0 ? CLI_OK : cli_error("--plot: gnuplot is not installed");
 }
@@ -104,13 +105,18 @@ static void print_scales(FILE *gnuplot, const struct result *results, int count,
         fprintf(gnuplot, "set yrange [%g:%g]\n", fastest / 2, slowest * 2);
 }
 
-static void print_script(FILE *gnuplot, const char *path, const struct result *results, int count)
+/* gnuplot takes a name that begins with | for a command and ~ for a home: a relative one gets a folder before it. */
+static void print_script(FILE *gnuplot, const char *path, bool png, const struct result *results, int count)
 {
     enum { NAME = 256 };
     int axis = choose_axis(results, count);
-    bool png = strcmp(path + strlen(path) - 4, ".png") == 0;
+    char *file = malloc(strlen(path) + 3);
+    if (!file)
+        return; /* an empty script draws nothing, which is noticed */
+    sprintf(file, "%s%s", *path == '/' ? "" : "./", path);
     fprintf(gnuplot, "set terminal %s size 900,600\nset output ", png ? "pngcairo" : "svg");
-    print_quoted(gnuplot, path);
+    print_quoted(gnuplot, file);
+    free(file);
     fprintf(gnuplot,
             "\nset grid\nset key top left noenhanced\nset ylabel 'median time, us'\n"
             "set format y '%%g'\nset xlabel '%s'\nset title ",
@@ -146,12 +152,33 @@ static void print_script(FILE *gnuplot, const char *path, const struct result *r
     }
 }
 
+/* Whether a picture came to its end: gnuplot may say nothing of a full disk. Pipes and devices cannot be looked at. */
+static bool is_complete(const char *path, bool png)
+{
+    enum { TAIL = 16 };
+    char tail[TAIL + 1] = "";
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode))
+        return true;
+    FILE *file = fopen(path, "rb");
+    bool read = file && fseeko(file, info.st_size - TAIL, SEEK_SET) == 0 &&
+                fread(tail, 1, TAIL, file) == TAIL;
+    if (file)
+        fclose(file);
+    return read && (png ? memcmp(tail + TAIL - 8, "IEND", 4) == 0 : strstr(tail, "</svg>") != NULL);
+}
+
 int plot_write(const char *path, const struct result *results, int count)
 {
+    bool png = strcmp(path + strlen(path) - 4, ".png") == 0;
+    struct output output;
+    if (output_open(&output, "--plot", path) != CLI_OK)
+        return CLI_BAD;
     signal(SIGPIPE, SIG_IGN); /* a gnuplot that is not there shows in pclose */
     FILE *gnuplot = popen("gnuplot", "w");
     if (!gnuplot)
-        return cli_error("--plot: gnuplot cannot be started: %s", strerror(errno));
-    print_script(gnuplot, path, results, count);
-    return pclose(gnuplot) == 0 ? CLI_OK : cli_error("--plot: gnuplot failed to write '%s'", path);
+        return output_close(&output, false);
+    print_script(gnuplot, output_name(&output), png, results, count);
+    bool good = pclose(gnuplot) == 0;
+    return output_close(&output, good && is_complete(output_name(&output), png));
 }

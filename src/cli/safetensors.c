@@ -4,6 +4,7 @@
  */
 #include "safetensors.h"
 #include "cli.h"
+#include "output.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -301,33 +302,12 @@ static bool write_stream(const struct tensor_file *file, const char *header, FIL
 int tensor_file_write(const struct tensor_file *file, const char *path)
 {
     char *header = make_header(file);
-    char *temporary = malloc(strlen(path) + 32);
-    if (!header || !temporary) {
-        free(header);
-        free(temporary);
+    if (!header)
         return cli_error("%s: no memory to write it", path);
-    }
-    /* Devices and pipes are written directly: a rename would replace them. */
-    struct stat info;
-    bool direct = stat(path, &info) == 0 && !S_ISREG(info.st_mode);
-    strcpy(temporary, path);
-    if (!direct)
-        sprintf(temporary + strlen(path), ".%ld.tmp", (long)getpid());
-
-    int status = CLI_OK;
-    FILE *stream = fopen(temporary, direct ? "wb" : "wbx");
-    if (!stream) {
-        status = cli_error("%s: cannot be written: %s", path, strerror(errno));
-    } else {
-        bool good = write_stream(file, header, stream);
-        good &= fclose(stream) == 0;
-        if (!good || (!direct && rename(temporary, path) != 0)) {
-            status = cli_error("%s: cannot be written: %s", path, strerror(errno));
-            if (!direct)
-                remove(temporary);
-        }
-    }
+    struct output output;
+    int status = output_open(&output, "-o", path);
+    if (status == CLI_OK)
+        status = output_close(&output, write_stream(file, header, output.stream));
     free(header);
-    free(temporary);
     return status;
 }

@@ -69,7 +69,7 @@ bool tensor_shape_bytes(enum tensor_dtype dtype, int rank, const int64_t *shape,
 /* Both return 0, or 2 after a message that starts with `path`; *file is then empty. */
 int tensor_file_read(struct tensor_file *file, const char *path);
 int tensor_file_read_stream(struct tensor_file *file, FILE *stream, const char *path);
-/* Writes beside `path` and renames, so that no half-written file is ever seen under that name. 0 or 2. */
+/* The file of -o, as output.h writes files: whole. 0 or 2. */
 int tensor_file_write(const struct tensor_file *file, const char *path);
 void tensor_file_free(struct tensor_file *file);
 
