@@ -498,6 +498,30 @@ def check_progress():
     assert run(*arguments[1:]).stderr == ""
 
 
+def check_gpu_run():
+    """scripts/gpu-run counts a result of a GPU, whose share of the peak has no percentiles, as one passed."""
+    results = bench("topk,index", *TINY["topk"], "--index-heads", "1", "--queries", "5", "--prefix", "3000")
+    for result in results:
+        result.update(peak_fraction=0.5, peak_fraction_p10=None, peak_fraction_p90=None)
+    here = folder.path("gpu")
+    os.mkdir(here)
+    shutil.copy(os.path.join(os.path.dirname(TABLE), "..", "scripts", "gpu-run"), here)
+    for share, line in (0.5, "bench: 2 passed, 0 failed, 0 skipped, exit status 0"), \
+            (1.2, "bench: 1 passed, 1 failed, 0 skipped, exit status 0"):
+        results[0]["peak_fraction"] = share
+        with open(os.path.join(here, "json"), "w") as file:
+            json.dump(results, file, indent=2)
+        for name in "msa", "checkkernel", "test_faults":
+            with open(os.path.join(here, name), "w") as file:
+                file.write("""#!/bin/sh
+                    [ "$1" = bench ] && exec cat %s
+                    echo 1 passed, 0 failed, 0 skipped\n""" % shlex.quote(os.path.join(here, "json")))
+            os.chmod(file.name, 0o755)
+        done = subprocess.run([os.path.join(here, "gpu-run")], capture_output=True, text=True)
+        assert line in done.stdout.splitlines(), done.stdout
+        assert (done.returncode == 0) == (share < 1), done.stdout
+
+
 # ---- the suite
 
 def read_table():
@@ -708,6 +732,7 @@ def main():
     else:
         skip("plot", "no gnuplot")
     test("plot without gnuplot", check_no_gnuplot)
+    test("scripts/gpu-run", check_gpu_run)
     test("peaks", check_peak)
     test("memory of 1M tokens", check_memory)
     test("progress", check_progress)
