@@ -209,11 +209,11 @@ def check_result(result, footprint=0):
     memory_us, compute_us = (result[work] / result[peak] * 1e-3
                              for work, peak in (("bytes", "peak_gbps"), ("flops", "peak_gflops")))
     memory = result["op"] in WITHOUT_FLOPS or footprint > CACHE and memory_us > compute_us
-    assert result["bound"] == ("memory" if memory else "compute")
     shares = [result[name] for name in ("peak_fraction_p10", "peak_fraction", "peak_fraction_p90")]
     if memory and footprint <= CACHE:
-        assert shares == [None] * 3 and result["floor_us"] is None
+        assert shares == [None] * 3 and result["floor_us"] is None and result["bound"] is None
     else:
+        assert result["bound"] == ("memory" if memory else "compute")
         assert close(result["floor_us"], memory_us if memory else compute_us)
         assert 0 < shares[0] and shares == sorted(shares)
         if result["samples"] == 1:
@@ -345,19 +345,83 @@ def check_text():
     assert not os.path.exists(folder.path("new")), "a refused call left a file"
 
 
-def check_odd_names():
-    """Commands repeat, and CSV can be read, where names have characters that are special there."""
+def write_suite(name, *rows):
+    """A suite of the table's columns; returns its name."""
     with open(TABLE) as file:
         header = file.readline()
-    name = folder.path("it's a \"$suite\" \\ & more.csv")
-    with open(name, "w") as file:
-        file.write(header + "a 'b' \"c\",1,3,131,7,rep,1,3,128,1\n")
+    with open(name, "wb") as file:
+        file.write(header.encode() + b"".join(row if isinstance(row, bytes) else row.encode() + b"\n" for row in rows))
+    return name
+
+
+def check_odd_names():
+    """Commands repeat, and CSV can be read, where names have characters that are special there."""
+    name = write_suite(folder.path("it's a \"$suite\" \\ & more.csv"), "a 'b' \"c\",1,3,131,7,rep,1,3,128,1")
     result, = bench("--suite", name, *LEAST)
     assert result["case"] == "a 'b' \"c\""
     check_repeat(result)
     row, = csv.DictReader(io.StringIO(msa("bench", "--suite", name, *LEAST, "--run-once", "--csv")))
     for key in "case", "work", "command":
         assert row[key] == result[key], row[key]
+
+
+def check_refused_names():
+    """Names that a report cannot say are refused, so that none of its fields is missing."""
+    row = "mine,1,3,131,7,rep,1,3,128,1"
+    for bad in b"x\xff", b"x\x1b[31m", b"x\ty", b"\xc0\x80":
+        name = write_suite(folder.path("bytes.csv"), row, row.encode().replace(b"mine", bad) + b"\n")
+        refused("bytes.csv: line 3: case_id has control characters or is not UTF-8", "bench", "--suite", name, *LEAST)
+        name = write_suite(folder.path("").encode() + bad + b".csv", row)
+        refused("--suite: the name '", "bench", "--suite", name, *LEAST)
+    name = write_suite(folder.path("Größe.csv"), row.replace("mine", "größte"))
+    result, = bench("--suite", name, *LEAST)
+    assert result["case"] == "größte" and name in result["command"] and name in result["work"]
+
+
+def check_long_names():
+    """Paths and ids of any length stand whole in work and command, so that a baseline finds the right case."""
+    here = os.path.join(folder.name, *["d" * 200] * 5)
+    os.makedirs(here)
+    ids = ["i" * 700 + end for end in "ab"]
+    name = write_suite(os.path.join(here, "s.csv"), *(id + ",1,3,131,7,rep,1,3,128,1" for id in ids))
+    results = bench("--suite", name, *LEAST)
+    assert [result["case"] for result in results] == ids
+    for result in results:
+        assert result["command"].endswith(" --run-once")
+        for key in "work", "command":
+            assert " --suite %s --case %s --format " % (name, result["case"]) in result[key]
+    check_repeat(results[1])
+    with open(folder.path("baseline"), "w") as file:
+        json.dump([dict(result, median_us=i + 1) for i, result in enumerate(results)], file)
+    results = bench("--suite", name, *LEAST, "--baseline", folder.path("baseline"))
+    assert [result["baseline_us"] for result in results] == [1, 2]
+
+
+def check_large_suite():
+    """A table is read to its end, whatever its size; lines that are blank count."""
+    first, last = "first,1,3,131,7,rep,1,3,128,1", "last,1,3,131,7,rep,1,3,128,1"
+    long = ",1,3,131,7,%s,1,3,128,1" % "+".join(["tag"] * 1000)
+    rows = ["number%d" % i + long for i in range(400)]
+    name = write_suite(folder.path("large.csv"), first, *rows, last)
+    assert os.path.getsize(name) > 3 << 19
+    results = bench("--suite", name, "--case", "last,first", *LEAST)
+    assert [result["case"] for result in results] == ["first", "last"]
+    name = write_suite(folder.path("large.csv"), first, *rows, "short,1")
+    refused("large.csv: line 403 has not 10 fields", "bench", "--suite", name, *LEAST)
+    name = write_suite(folder.path("large.csv"), "", b"\r\n\n", first, "\n\n", "short,1")
+    refused("large.csv: line 9 has not 10 fields", "bench", "--suite", name, *LEAST)
+    name = write_suite(folder.path("large.csv"), first, b"\0", last)
+    refused("is no text", "bench", "--suite", name, *LEAST)
+    result, = bench("--suite", write_suite(folder.path("large.csv"), b"\r\n", first.encode() + b"\r\n"), *LEAST)
+    assert result["case"] == "first"
+
+
+def check_unknown_cases():
+    name = write_suite(folder.path("two.csv"), "x1,1,3,131,7,rep,1,3,128,1", "x2,1,3,131,7,rep,1,3,128,1")
+    for given, unknown in ("x1,nosuch", "nosuch"), ("nosuch,x1", "nosuch"), ("x1,,x2", ""), ("x1,x", "x"):
+        refused("--case: '%s' names no case of the suite %s" % (unknown, name), "bench", "--suite", name, "--case", given,
+                *LEAST)
+    assert len(bench("--suite", name, "--case", "x2,x1", *LEAST)) == 2
 
 
 def check_baseline():
@@ -587,7 +651,7 @@ def check_suite_names():
     with open(TABLE) as file:
         lines = file.read().splitlines()
     with open(folder.path("own.csv"), "w") as file:
-        file.write("\n".join([lines[0], "mine,1,3,131,7,rep,1,3,128,1", "other,2,260,300,1,rep,1,,,0"]) + "\n")
+        file.write("\n".join([lines[0], "mine,1,3,131,7,rep,1,3,128,1", "other,2,260,386,1,rep,1,,,0"]) + "\n")
     mine, other = bench("--suite", folder.path("own.csv"), *LEAST)
     assert (mine["case"], mine["total_q"], mine["kv_len"], mine["weight"]) == ("mine", 3, 131, 7)
     assert (other["case"], other["batch"], other["total_q"]) == ("other", 2, 260)
@@ -596,11 +660,19 @@ def check_suite_names():
                        "line 2: query_lens, prefix_lens: not 1 lengths of 0..1048576 each"),
                       ("bad,0,3,131,7,rep,1,,,0", "own.csv: line 2: batch: 0 is outside 1..65536"),
                       ("bad,1,3,131,x,rep,1,3,128,1", "line 2: representative_weight: 'x' is not a whole number"),
-                      ("bad,1,3,131,7,rep,1,4,128,1", "line 2: the lengths make total_q 4 and max_final_kv 132"),
-                      ("bad,2,4,300,7,rep,1,,,0", "queries")]:
+                      ("bad,1,3,131,7,rep,1,4,128,1", "line 2: case bad: the lengths make total_q 4 and max_final_kv 132"),
+                      # Made of the other columns: too many queries moved, or a final length that none has.
+                      ("bad,2,4,300,7,rep,1,,,0", "line 2: case bad: request 1 would have -84 queries after 384 keys"),
+                      ("bad,1,300,100,7,rep,1,,,0", "line 2: case bad: request 0 would have 300 queries after -"),
+                      ("bad,1,3,132,7,rep,1,,,0", "line 2: case bad: the lengths make total_q 3 and max_final_kv 131, not"),
+                      ("bad,2,260,300,1,rep,1,,,0", "make total_q 260 and max_final_kv 344, not 260 and 300")]:
+        # Nothing is measured before a bad line is seen.
         with open(folder.path("own.csv"), "w") as file:
-            file.write(lines[0] + "\n" + bad + "\n")
+            file.write("\n".join([lines[0], bad, "mine,1,3,131,7,rep,1,3,128,1"]) + "\n")
         refused(word, "bench", "--suite", folder.path("own.csv"))
+        with open(folder.path("own.csv"), "w") as file:
+            file.write("\n".join([lines[0], "mine,1,3,131,7,rep,1,3,128,1", bad]) + "\n")
+        refused(word.replace("line 2", "line 3"), "bench", "--suite", folder.path("own.csv"))
     with open(folder.path("own.csv"), "w") as file:
         file.write(lines[0] + "\n")
     refused("--suite: %s has no cases" % folder.path("own.csv"), "bench", "--suite", folder.path("own.csv"))
@@ -724,6 +796,10 @@ def main():
         test("out of cache", check_out_of_cache)
     test("table, CSV, markdown, JSON", check_text)
     test("names with quotes and spaces", check_odd_names)
+    test("names that no report can say", check_refused_names)
+    test("long names", check_long_names)
+    test("large suites and blank lines", check_large_suite)
+    test("unknown cases", check_unknown_cases)
     test("baseline", check_baseline)
     if shutil.which("gnuplot"):
         test("plot", check_plot)

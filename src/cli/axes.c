@@ -357,41 +357,37 @@ bool axes_next(const struct axes *axes, struct point *point, int position[AXIS_C
 }
 
 /* A word of a command as the shell takes it: in single quotes where it has other characters than names usually have. */
-static size_t append_word(char *text, size_t used, size_t size, const char *word)
+static void print_word(FILE *stream, const char *word)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:+@%";
-    bool quoted = word[strspn(word, plain)] != '\0';
-    if (quoted && used + 1 < size)
-        text[used++] = '\'';
-    for (; *word && used + 4 < size; word++) {
+    const char *quote = word[strspn(word, plain)] ? "'" : "";
+    fputs(quote, stream);
+    for (; *word; word++) {
         if (*word == '\'')
-            used += (size_t)sprintf(text + used, "'\\''");
+            fputs("'\\''", stream);
         else
-            text[used++] = *word;
+            fputc(*word, stream);
     }
-    if (quoted && used + 1 < size)
-        text[used++] = '\'';
-    text[used] = '\0';
-    return used;
+    fputs(quote, stream);
 }
 
-void point_describe(const struct point *point, bool machine, char *text, size_t size)
+void point_print(FILE *stream, const struct point *point, bool machine)
 {
-    size_t used = (size_t)snprintf(text, size, "%s", bench_op_names[point->op]);
-    const char *const names[2][2] = {{" --suite ", point->suite}, {" --case ", point->case_id}};
+    const char *const names[2][2] = {{"suite", point->suite}, {"case", point->case_id}};
+    fputs(bench_op_names[point->op], stream);
     for (int i = 0; i < 2; i++) {
-        if (names[i][1] && used + strlen(names[i][0]) < size) {
-            used += (size_t)sprintf(text + used, "%s", names[i][0]);
-            used = append_word(text, used, size, names[i][1]);
+        if (names[i][1]) {
+            fprintf(stream, " --%s ", names[i][0]);
+            print_word(stream, names[i][1]);
         }
     }
-    for (int a = 0; a < (machine ? AXIS_COUNT : AXIS_ISA) && used < size; a++) {
+    for (int a = 0; a < (machine ? AXIS_COUNT : AXIS_ISA); a++) {
         char buffer[24];
         if (!axis_applies(point, (enum axis)a) || (infos[a].kind == FLAG && !point->at[a]))
             continue;
-        used += (size_t)snprintf(text + used, size - used, " --%s", infos[a].name);
-        if (infos[a].kind != FLAG && used < size)
-            used += (size_t)snprintf(text + used, size - used, " %s", axis_text((enum axis)a, point->at[a], buffer));
+        fprintf(stream, " --%s", infos[a].name);
+        if (infos[a].kind != FLAG)
+            fprintf(stream, " %s", axis_text((enum axis)a, point->at[a], buffer));
     }
 }
 

@@ -7,6 +7,8 @@
 
 #include "cli.h"
 
+#include <stdio.h>
+
 enum bench_op { BENCH_PREFILL, BENCH_DECODE, BENCH_INDEX, BENCH_LAYER, BENCH_TOPK, BENCH_COMBINE, BENCH_QUANTISE };
 extern const char *const bench_op_names[]; /* indexed by bench_op, NULL at the end */
 
@@ -91,7 +93,7 @@ void axes_first(const struct axes *axes, struct point *point, int position[AXIS_
 bool axes_next(const struct axes *axes, struct point *point, int position[AXIS_COUNT]);
 
 /* "prefill --format q8kv4 ...": what is computed, without what computes it (isa, threads); or with it. */
-void point_describe(const struct point *point, bool machine, char *text, size_t size);
+void point_print(FILE *stream, const struct point *point, bool machine);
 bool point_same_inputs(const struct point *a, const struct point *b);
 
 #endif

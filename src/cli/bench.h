@@ -81,8 +81,8 @@ struct result {
     bool remeasured;    /* suite: the spread was above 3 %, and the case was measured again */
     int rest_ms;        /* before each sample */
     double baseline_us; /* 0: no baseline for it */
-    char work[512];     /* what was computed: equal for results that can be compared */
-    char command[640];  /* repeats it */
+    char *work;         /* what was computed: equal for results that can be compared */
+    char *command;      /* repeats it */
 };
 
 /* Times a subject and fills in all but the identity of the result. CLI_OK or CLI_BAD. */
@@ -117,8 +117,9 @@ void suite_summary(FILE *stream, const struct result *results, int count);
 
 enum report_style { REPORT_NONE, REPORT_TABLE, REPORT_CSV, REPORT_MARKDOWN };
 void report_header(FILE *stream, enum report_style style);
-/* The table and markdown put the command that repeats the result on a line of its own, or in the last column. */
-void report_row(FILE *stream, enum report_style style, const struct result *result);
+/* The table and markdown put the command that repeats the result on a line of its own, or in the last column. CLI_OK or
+ * CLI_BAD. */
+int report_row(FILE *stream, enum report_style style, const struct result *result);
 /* With a baseline given: how many results it has, if not all; ratios baseline/this: geometric mean, least, largest, and
  * how many are more than 1 % slower. */
 void report_baseline(FILE *stream, bool given, const struct result *results, int count);

@@ -65,7 +65,7 @@ static void open_beside(struct beside *beside)
     beside->peak = beside->memory ? memory : arithmetic;
     beside->work = beside->memory ? subject->bytes : subject->flops;
     beside->shares_mean_something =
-        peak_open(&beside->probe, beside->peak, beside->threads) && !(beside->memory && cached);
+        !(beside->memory && cached) && peak_open(&beside->probe, beside->peak, beside->threads);
     beside->open = true;
 }
 

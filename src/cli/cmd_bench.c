@@ -116,11 +116,29 @@ static int open_subject(struct bench *bench, struct subject *subject, const stru
     }
 }
 
-/* The identity of a result: what was asked for, with what was used in place of "best" and "all". */
-static void identify(const struct bench *bench, const struct point *point, const msa_context_info *info,
-                     struct result *result)
+/* The command that repeats a result. */
+static void print_command(FILE *stream, const struct bench *bench, const struct point *point)
 {
-    *result = (struct result){.point = *point};
+    const char *const given[][2] = {{"--device", texts.device},
+                                    {"--min-time", texts.min_time},
+                                    {"--samples", texts.samples},
+                                    {"--rest", texts.rest},
+                                    {"--footprint", texts.footprint}};
+    fputs("msa bench ", stream);
+    point_print(stream, point, true);
+    for (size_t i = 0; i < sizeof(given) / sizeof(*given); i++) {
+        if (given[i][1])
+            fprintf(stream, " %s %s", given[i][0], given[i][1]);
+    }
+    if (bench->options.run_once)
+        fputs(" --run-once", stream);
+}
+
+/* The identity of a result: what was asked for, with what was used in place of "best" and "all". CLI_OK or CLI_BAD. */
+static int identify(const struct bench *bench, const struct point *point, const msa_context_info *info,
+                    struct result *result)
+{
+    result->point = *point;
     result->point.at[AXIS_THREADS] = info->num_threads;
     for (int i = 0; isa_names[i]; i++) {
         if (strcmp(info->isa, isa_names[i]) == 0)
@@ -129,24 +147,20 @@ static void identify(const struct bench *bench, const struct point *point, const
     snprintf(result->device, sizeof(result->device), "%s", info->device_name);
     snprintf(result->isa, sizeof(result->isa), "%s", info->isa);
     result->rest_ms = bench->options.rest_ms;
-    point_describe(&result->point, false, result->work, sizeof(result->work));
-    size_t used = (size_t)snprintf(result->command, sizeof(result->command), "msa bench ");
-    point_describe(&result->point, true, result->command + used, sizeof(result->command) - used);
-    struct {
-        const char *option, *text;
-    } given[] = {{"--device", texts.device},
-                 {"--min-time", texts.min_time},
-                 {"--samples", texts.samples},
-                 {"--rest", texts.rest},
-                 {"--footprint", texts.footprint}};
-    for (size_t i = 0; i < sizeof(given) / sizeof(*given); i++) {
-        used = strlen(result->command);
-        if (given[i].text)
-            snprintf(result->command + used, sizeof(result->command) - used, " %s %s", given[i].option, given[i].text);
-    }
-    used = strlen(result->command);
-    if (bench->options.run_once)
-        snprintf(result->command + used, sizeof(result->command) - used, " --run-once");
+    size_t size;
+    FILE *work = open_memstream(&result->work, &size), *command = open_memstream(&result->command, &size);
+    if (work)
+        point_print(work, &result->point, false);
+    if (command)
+        print_command(command, bench, &result->point);
+    bool good = work && fclose(work) == 0;
+    return command && fclose(command) == 0 && good ? CLI_OK : cli_error("out of memory");
+}
+
+static void free_result(struct result *result)
+{
+    free(result->work);
+    free(result->command);
 }
 
 static int time_subject(struct bench *bench, struct subject *subject, struct result *result)
@@ -190,8 +204,9 @@ static int add_result(struct bench *bench, const struct point *point, const stru
     if (status == CLI_OK)
         status = open_subject(bench, &subject, point, suite_case, &device, &options,
                               info.num_threads ? info.num_threads : host_threads());
+    *result = (struct result){0};
     if (status == CLI_OK) {
-        identify(bench, point, &info, result);
+        status = identify(bench, point, &info, result);
         if (is_planned(point->op)) {
             const struct shape *shape = &bench->workload.shape;
             result->batch = shape->batch;
@@ -199,17 +214,20 @@ static int add_result(struct bench *bench, const struct point *point, const stru
             result->kv_len = shape->max_kv_len;
         }
         result->weight = suite_case ? suite_case->weight : 0;
-        result->baseline_us = bench->baseline ? baseline_find(bench->baseline, result) : 0;
-        status = time_subject(bench, &subject, result);
+        if (status == CLI_OK && bench->baseline)
+            result->baseline_us = baseline_find(bench->baseline, result);
+        if (status == CLI_OK)
+            status = time_subject(bench, &subject, result);
         subject.close(&subject);
     }
     device_close(&device);
-    if (status == CLI_OK) {
-        if (bench->num_results++ == 0)
-            report_header(stdout, bench->style);
-        report_row(stdout, bench->style, result);
+    if (status != CLI_OK) {
+        free_result(result);
+        return status;
     }
-    return status;
+    if (bench->num_results++ == 0)
+        report_header(stdout, bench->style);
+    return report_row(stdout, bench->style, result);
 }
 
 /* ---- all results */
@@ -428,6 +446,8 @@ int cmd_bench(int argc, const char **argv)
         workload_close(&bench.workload);
     suite_close(&bench.suite);
     json_decref(bench.baseline);
+    for (int i = 0; i < bench.num_results; i++)
+        free_result(&bench.results[i]);
     free(bench.results);
     poptFreeContext(context);
     return status;

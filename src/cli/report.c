@@ -60,10 +60,12 @@ static void print_csv_cell(FILE *stream, const json_t *value)
     }
 }
 
-static void print_csv(FILE *stream, const struct result *result, bool names)
+static int print_csv(FILE *stream, const struct result *result, bool names)
 {
     json_t *object = result_json(result), *value;
     const char *key, *separator = "";
+    if (!object)
+        return cli_error("--csv: out of memory");
     json_object_foreach(object, key, value)
     {
         fputs(separator, stream);
@@ -75,6 +77,7 @@ static void print_csv(FILE *stream, const struct result *result, bool names)
     }
     fputc('\n', stream);
     json_decref(object);
+    return CLI_OK;
 }
 
 static const struct {
@@ -104,7 +107,7 @@ static void print_cells(FILE *stream, enum report_style style, char cells[NUM_CO
 void report_header(FILE *stream, enum report_style style)
 {
     if (style == REPORT_CSV) {
-        const struct result empty = {0};
+        const struct result empty = {.work = (char[1]){0}, .command = (char[1]){0}};
         print_csv(stream, &empty, true);
         return;
     }
@@ -124,14 +127,14 @@ void report_header(FILE *stream, enum report_style style)
     }
 }
 
-void report_row(FILE *stream, enum report_style style, const struct result *result)
+int report_row(FILE *stream, enum report_style style, const struct result *result)
 {
     if (style == REPORT_NONE)
-        return;
+        return CLI_OK;
     if (style == REPORT_CSV) {
-        print_csv(stream, result, false);
+        int status = print_csv(stream, result, false);
         fflush(stream);
-        return;
+        return status;
     }
     char cells[NUM_COLUMNS][64], buffer[24];
     int i = 0;
@@ -161,6 +164,7 @@ void report_row(FILE *stream, enum report_style style, const struct result *resu
         snprintf(cells[i++], sizeof(*cells), "-");
     print_cells(stream, style, cells, result->command);
     fflush(stream);
+    return CLI_OK;
 }
 
 void report_baseline(FILE *stream, bool given, const struct result *results, int count)

@@ -37,54 +37,63 @@ static json_t *axis_json(const struct point *point, enum axis axis)
     return json_string(axis_text(axis, point->at[axis], buffer));
 }
 
+/* An object that cannot take a value becomes NULL, and stays it. */
+static void put(json_t **object, const char *key, json_t *value)
+{
+    if (json_object_set_new(*object, key, value) == 0)
+        return;
+    json_decref(*object);
+    *object = NULL;
+}
+
 json_t *result_json(const struct result *result)
 {
     const struct point *point = &result->point;
     json_t *object = json_object();
-    json_object_set_new(object, "op", json_string(bench_op_names[point->op]));
-    json_object_set_new(object, "case", point->case_id ? json_string(point->case_id) : json_null());
+    put(&object, "op", json_string(bench_op_names[point->op]));
+    put(&object, "case", point->case_id ? json_string(point->case_id) : json_null());
     for (int a = 0; a < AXIS_COUNT; a++) {
         char key[32];
         snprintf(key, sizeof(key), "%s", axis_name((enum axis)a));
         for (char *dash = key; (dash = strchr(dash, '-')); dash++)
             *dash = '_';
-        json_object_set_new(object, key, axis_json(point, (enum axis)a));
+        put(&object, key, axis_json(point, (enum axis)a));
     }
     /* What was used, where an axis only asked for it. */
-    json_object_set_new(object, "batch", size_or_null(result, result->batch));
-    json_object_set_new(object, "isa", json_string(result->isa));
-    json_object_set_new(object, "strategy", text_or_null(result->strategy));
-    json_object_set_new(object, "precision",
-                        axis_applies(point, AXIS_PRECISION) ? text_or_null(result->precision) : json_null());
+    put(&object, "batch", size_or_null(result, result->batch));
+    put(&object, "isa", json_string(result->isa));
+    put(&object, "strategy", text_or_null(result->strategy));
+    put(&object, "precision", axis_applies(point, AXIS_PRECISION) ? text_or_null(result->precision) : json_null());
 
-    json_object_set_new(object, "total_q", size_or_null(result, result->total_q));
-    json_object_set_new(object, "kv_len", size_or_null(result, result->kv_len));
-    json_object_set_new(object, "device", json_string(result->device));
-    json_object_set_new(object, "kernel", text_or_null(result->kernel));
-    json_object_set_new(object, "samples", json_integer(result->samples));
-    json_object_set_new(object, "median_us", real(result->median_us));
-    json_object_set_new(object, "p10_us", real(result->p10_us));
-    json_object_set_new(object, "p90_us", real(result->p90_us));
-    json_object_set_new(object, "spread", result->samples > 1 ? real(result->spread) : json_null());
-    json_object_set_new(object, "remeasured", json_boolean(result->remeasured));
-    json_object_set_new(object, "prepare_run_us", real(result->prepare_run_us));
-    json_object_set_new(object, "flops", real(result->flops));
-    json_object_set_new(object, "bytes", real(result->bytes));
-    json_object_set_new(object, "gflops", result->flops > 0 ? real(result->gflops) : json_null());
-    json_object_set_new(object, "gbps", real(result->gbps));
-    json_object_set_new(object, "peak_gflops", real(result->peak_gflops));
-    json_object_set_new(object, "peak_gbps", real(result->peak_gbps));
-    json_object_set_new(object, "bound", json_string(result->memory_bound ? "memory" : "compute"));
-    json_object_set_new(object, "floor_us", real(result->floor_us));
-    json_object_set_new(object, "peak_fraction", real(result->peak_fraction));
+    put(&object, "total_q", size_or_null(result, result->total_q));
+    put(&object, "kv_len", size_or_null(result, result->kv_len));
+    put(&object, "device", json_string(result->device));
+    put(&object, "kernel", text_or_null(result->kernel));
+    put(&object, "samples", json_integer(result->samples));
+    put(&object, "median_us", real(result->median_us));
+    put(&object, "p10_us", real(result->p10_us));
+    put(&object, "p90_us", real(result->p90_us));
+    put(&object, "spread", result->samples > 1 ? real(result->spread) : json_null());
+    put(&object, "remeasured", json_boolean(result->remeasured));
+    put(&object, "prepare_run_us", real(result->prepare_run_us));
+    put(&object, "flops", real(result->flops));
+    put(&object, "bytes", real(result->bytes));
+    put(&object, "gflops", result->flops > 0 ? real(result->gflops) : json_null());
+    put(&object, "gbps", real(result->gbps));
+    put(&object, "peak_gflops", real(result->peak_gflops));
+    put(&object, "peak_gbps", real(result->peak_gbps));
+    const char *bound = result->memory_bound ? "memory" : "compute";
+    put(&object, "bound", isfinite(result->floor_us) ? json_string(bound) : json_null());
+    put(&object, "floor_us", real(result->floor_us));
+    put(&object, "peak_fraction", real(result->peak_fraction));
     bool paired = result->peak_fraction_p90 > 0;
-    json_object_set_new(object, "peak_fraction_p10", paired ? real(result->peak_fraction_p10) : json_null());
-    json_object_set_new(object, "peak_fraction_p90", paired ? real(result->peak_fraction_p90) : json_null());
-    json_object_set_new(object, "weight", real(result->weight));
-    json_object_set_new(object, "baseline_us", result->baseline_us > 0 ? real(result->baseline_us) : json_null());
-    json_object_set_new(object, "work", json_string(result->work));
-    json_object_set_new(object, "command", json_string(result->command));
-    json_object_set_new(object, "rest_ms", json_integer(result->rest_ms));
+    put(&object, "peak_fraction_p10", paired ? real(result->peak_fraction_p10) : json_null());
+    put(&object, "peak_fraction_p90", paired ? real(result->peak_fraction_p90) : json_null());
+    put(&object, "weight", real(result->weight));
+    put(&object, "baseline_us", result->baseline_us > 0 ? real(result->baseline_us) : json_null());
+    put(&object, "work", json_string(result->work));
+    put(&object, "command", json_string(result->command));
+    put(&object, "rest_ms", json_integer(result->rest_ms));
     return object;
 }
 

@@ -161,8 +161,7 @@ static bool is_complete(const char *path, bool png)
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode))
         return true;
     FILE *file = fopen(path, "rb");
-    bool read = file && fseeko(file, info.st_size - TAIL, SEEK_SET) == 0 &&
-                fread(tail, 1, TAIL, file) == TAIL;
+    bool read = file && fseeko(file, info.st_size - TAIL, SEEK_SET) == 0 && fread(tail, 1, TAIL, file) == TAIL;
     if (file)
         fclose(file);
     return read && (png ? memcmp(tail + TAIL - 8, "IEND", 4) == 0 : strstr(tail, "</svg>") != NULL);

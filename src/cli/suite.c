@@ -8,6 +8,7 @@
  */
 #include "bench.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,18 @@ static bool has_word(const char *list, char separator, const char *word)
     return false;
 }
 
+/* Text for reports, which a JSON string and a line of a table can hold. */
+static bool is_plain(const char *text)
+{
+    json_t *string = json_string(text);
+    bool plain = string != NULL;
+    json_decref(string);
+    for (; *text; text++)
+        plain &= !iscntrl((unsigned char)*text);
+    return plain;
+}
+
+/* Lengths may come out negative where the columns fit no such case: check_lengths refuses that. */
 static void spread_lengths(struct suite_case *c, int64_t total_q, int64_t max_final_kv)
 {
     int64_t batch = c->batch, *q = c->query_lens;
@@ -69,24 +82,29 @@ static int read_number(const char *line, const char *column, const char *text, i
     return parse_int(label, text, low, high, value);
 }
 
-/* Lengths of the file that make another case than the other columns say are a mistake in either. */
+/* Lengths that make another case than the other columns say are a mistake in either. */
 static int check_lengths(const struct suite_case *c, const char *line, int64_t total_q, int64_t max_final_kv)
 {
     int64_t queries = 0, longest = 0;
     for (int32_t b = 0; b < c->batch; b++) {
         int64_t final_kv = c->query_lens[b] + c->prefix_lens[b];
+        if (c->query_lens[b] < 0 || c->prefix_lens[b] < 0)
+            return cli_error("%s: case %s: request %d would have %lld queries after %lld keys", line, c->id, b,
+                             (long long)c->query_lens[b], (long long)c->prefix_lens[b]);
         queries += c->query_lens[b];
         longest = final_kv > longest ? final_kv : longest;
     }
     if (queries == total_q && longest == max_final_kv)
         return CLI_OK;
-    return cli_error("%s: the lengths make total_q %lld and max_final_kv %lld, not %lld and %lld", line,
+    return cli_error("%s: case %s: the lengths make total_q %lld and max_final_kv %lld, not %lld and %lld", line, c->id,
                      (long long)queries, (long long)longest, (long long)total_q, (long long)max_final_kv);
 }
 
 static int read_case(struct suite_case *c, char *const fields[NUM_COLUMNS], const char *line)
 {
     int64_t batch, total_q, max_final_kv, weight, exact;
+    if (!is_plain(fields[ID]))
+        return cli_error("%s: case_id has control characters or is not UTF-8", line);
     if (read_number(line, "batch", fields[BATCH], 1, 65536, &batch) ||
         read_number(line, "total_q", fields[TOTAL_Q], batch, INT32_MAX, &total_q) ||
         read_number(line, "max_final_kv", fields[MAX_FINAL_KV], 0, MSA_MAX_KV_LEN, &max_final_kv) ||
@@ -100,12 +118,10 @@ static int read_case(struct suite_case *c, char *const fields[NUM_COLUMNS], cons
     c->prefix_lens = malloc((size_t)batch * sizeof(*c->prefix_lens));
     if (!c->id || !c->query_lens || !c->prefix_lens)
         return cli_error("out of memory");
-    if (!exact) {
+    if (!exact)
         spread_lengths(c, total_q, max_final_kv);
-        return CLI_OK;
-    }
-    if (!read_lengths(fields[QUERY_LENS], c->query_lens, c->batch) ||
-        !read_lengths(fields[PREFIX_LENS], c->prefix_lens, c->batch))
+    else if (!read_lengths(fields[QUERY_LENS], c->query_lens, c->batch) ||
+             !read_lengths(fields[PREFIX_LENS], c->prefix_lens, c->batch))
         return cli_error("%s: query_lens, prefix_lens: not %d lengths of 0..1048576 each", line, c->batch);
     return check_lengths(c, line, total_q, max_final_kv);
 }
@@ -131,32 +147,65 @@ static char *read_text(const char *path)
         return strdup(suite_table);
     FILE *file = fopen(path, "rb");
     char *text = NULL;
-    size_t length = 0, room = 1 << 20;
-    if (file && (text = malloc(room + 1)))
-        length = fread(text, 1, room, file);
-    if (!file || ferror(file)) {
+    size_t room = 0;
+    ssize_t length = file ? getdelim(&text, &room, '\0', file) : 0;
+    if (!file || (length < 0 && !feof(file))) {
         cli_error("--suite: '%s' is neither formal, nor smoke, nor a file that can be read", path);
-        free(text);
-        text = NULL;
-    } else if (text) {
-        text[length] = '\0';
+    } else if (length > 0 && strlen(text) < (size_t)length) {
+        cli_error("--suite: '%s' is no text: it has a byte of 0", path);
+    } else {
+        fclose(file);
+        return length > 0 ? text : (free(text), strdup(""));
     }
     if (file)
         fclose(file);
-    return text;
+    free(text);
+    return NULL;
+}
+
+/* Cuts a line, or NULL after the last, from the rest of a text. */
+static char *next_line(char **rest)
+{
+    char *line = strsep(rest, "\n");
+    size_t length = line ? strlen(line) : 0;
+    if (length && line[length - 1] == '\r')
+        line[length - 1] = '\0';
+    return line;
+}
+
+/* Every one of the ids must be that of a case. */
+static int check_ids(const struct suite *suite, const char *name, const char *ids)
+{
+    char *list = strdup(ids), *rest = list;
+    int status = list ? CLI_OK : cli_error("out of memory");
+    while (status == CLI_OK && rest) {
+        const char *id = strsep(&rest, ",");
+        int i = 0;
+        while (i < suite->num_cases && strcmp(suite->cases[i].id, id) != 0)
+            i++;
+        if (i == suite->num_cases)
+            status = cli_error("--case: '%s' names no case of the suite %s", id, name);
+    }
+    free(list);
+    return status;
 }
 
 int suite_open(struct suite *suite, const char *name, const char *ids)
 {
     *suite = (struct suite){0};
     bool smoke = strcmp(name, "smoke") == 0, built_in = smoke || strcmp(name, "formal") == 0;
-    char *text = read_text(built_in ? NULL : name), *next = NULL;
+    if (!is_plain(name))
+        return cli_error("--suite: the name '%s' has control characters or is not UTF-8", name);
+    char *text = read_text(built_in ? NULL : name), *rest = text;
     if (!text)
         return CLI_BAD;
-    char *line = strtok_r(text, "\r\n", &next);
-    int status = line && strcmp(line, header) == 0 ? CLI_OK : cli_error("%s: the first line is not '%s'", name, header);
-    for (int number = 2; status == CLI_OK && (line = strtok_r(NULL, "\r\n", &next)); number++) {
+    const char *first = next_line(&rest);
+    int status = strcmp(first, header) == 0 ? CLI_OK : cli_error("%s: the first line is not '%s'", name, header);
+    char *line;
+    for (int number = 2; status == CLI_OK && (line = next_line(&rest)); number++) {
         char *fields[NUM_COLUMNS];
+        if (!*line)
+            continue;
         if (split(line, fields) != NUM_COLUMNS) {
             status = cli_error("%s: line %d has not %d fields", name, number, NUM_COLUMNS);
         } else if ((!smoke || has_word(fields[TAGS], '+', "anchor")) && (!ids || has_word(ids, ',', fields[ID]))) {
@@ -173,9 +222,10 @@ int suite_open(struct suite *suite, const char *name, const char *ids)
         }
     }
     free(text);
+    if (status == CLI_OK && ids)
+        status = check_ids(suite, name, ids);
     if (status == CLI_OK && suite->num_cases == 0)
-        status = ids ? cli_error("--case: '%s' names no case of the suite %s", ids, name)
-                     : cli_error("--suite: %s has no cases", name);
+        status = cli_error("--suite: %s has no cases", name);
     return status;
 }
 

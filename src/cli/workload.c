@@ -228,18 +228,29 @@ static int add_metadata(struct workload *workload, msa_dtype q_dtype)
     enum bench_op op = workload->point.op;
     char k[16];
     snprintf(k, sizeof(k), "%lld", (long long)workload->point.at[AXIS_K]);
-    char note[512] = "made by msa make ";
-    point_describe(&workload->point, false, note + strlen(note), sizeof(note) - strlen(note));
-    return tensor_file_set_metadata(file, "op", bench_op_names[op]) || tensor_file_set_metadata(file, "topk", k) ||
-                   tensor_file_set_metadata(file, "note", note) ||
-                   tensor_file_set_metadata(file, "scores_atol", "2e-4") ||
-                   tensor_file_set_metadata(file, "scores_rtol", "2e-4") ||
-                   tensor_file_set_metadata(file, "lse_atol", "2e-5") ||
-                   tensor_file_set_metadata(file, "lse_rtol", "2e-5") ||
-                   tensor_file_set_metadata(file, "out_atol", "2e-3") ||
-                   tensor_file_set_metadata(file, "out_rtol", q_dtype == MSA_E4M3 ? "2e-2" : "1e-2")
-               ? CLI_BAD
-               : CLI_OK;
+    char *note = NULL;
+    size_t size;
+    FILE *stream = open_memstream(&note, &size);
+    if (!stream)
+        return cli_error("out of memory");
+    fputs("made by msa make ", stream);
+    point_print(stream, &workload->point, false);
+    if (fclose(stream) != 0) {
+        free(note);
+        return cli_error("out of memory");
+    }
+    int status = tensor_file_set_metadata(file, "op", bench_op_names[op]) ||
+                         tensor_file_set_metadata(file, "topk", k) || tensor_file_set_metadata(file, "note", note) ||
+                         tensor_file_set_metadata(file, "scores_atol", "2e-4") ||
+                         tensor_file_set_metadata(file, "scores_rtol", "2e-4") ||
+                         tensor_file_set_metadata(file, "lse_atol", "2e-5") ||
+                         tensor_file_set_metadata(file, "lse_rtol", "2e-5") ||
+                         tensor_file_set_metadata(file, "out_atol", "2e-3") ||
+                         tensor_file_set_metadata(file, "out_rtol", q_dtype == MSA_E4M3 ? "2e-2" : "1e-2")
+                     ? CLI_BAD
+                     : CLI_OK;
+    free(note);
+    return status;
 }
 
 int memory_check(const char *what, double bytes)
