@@ -498,7 +498,8 @@ static void list_two_pages(int32_t *ids, int32_t k, int32_t list, int64_t row, i
 /* Requests whose rows share all pages, some, or none, by every strategy. */
 /* On Hopper: in numbers 8 and 10, partial results of 512 rows are all that is there at once; in number 9 a block of
  * prepare has rows of requests with more pages than it counts together; number 12 has so many pages of rows that a
- * thread of prepare counts several; number 5 has queries that are no tensor of the copies'. */
+ * thread of prepare counts several; number 13 has a request with more pages than any block counts together; number 5
+ * has queries that are no tensor of the copies'. */
 #define SOME_REQUESTS 5, LENGTHS(70, 0, 25, 330, 3), LENGTHS(90, 40, 3000, 1700, 900)
 static const struct strategy_problem {
     int32_t q_heads, kv_heads, topk;
@@ -519,6 +520,7 @@ static const struct strategy_problem {
     {256, 16, 32, CACHE_TOKEN_MAJOR, 4, LENGTHS(129, 300, 20, 90), LENGTHS(257, 300, 60, 474)},
     {32, 2, 16, CACHE_REPEATED, SOME_REQUESTS},
     {16, 16, 32, CACHE_DENSE, 4, LENGTHS(170, 350, 7, 90), LENGTHS(5000, 3000, 60, 474)},
+    {16, 1, 4, CACHE_DENSE, 3, LENGTHS(50, 3, 60), LENGTHS(270000, 3000, 900)},
 };
 
 static void check_strategies(harness *h, int pair)

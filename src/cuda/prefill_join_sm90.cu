@@ -2,8 +2,9 @@
  *
  * prefill_join_sm90.cu - unions of the tiles of prefill_sm90, for `prepare`; prefill_sm90.cuh says what they are.
  *
- *   join_few    a warp a tile and list    tiles of up to a warp's queries: by a bitmap for each warpgroup, whose bits
- *                                         before a page number it; then the choice of a strategy, masks, pages' order
+ *   join_few    a warp a tile and list    tiles of up to a warp's queries: a bitmap for each warpgroup; then the
+ *                                         choice of a strategy. Entries of page-major tiles are counted there and then;
+ *                                         of the others the bits before a page number it: masks, pages' order
  *   join_many   a block a tile and list   others, in ascending order
  * Bytes: 8 read a page of a row, 32 written a page of a union.
  */
@@ -12,9 +13,9 @@
 #include "step.cuh"
 
 enum {
-    JOIN_THREADS = 128,
+    JOIN_THREADS = 256,
     JOIN_WARPS = JOIN_THREADS / CUDA_WARP,
-    JOIN_BLOCKS = 10,  /* an SM */
+    JOIN_BLOCKS = 6,   /* an SM */
     MOST_ORDERED = 96, /* pages of a union: the choice lets few pass that have more */
     KINDS = 1 << GROUPS,
     AHEAD = 6, /* loads of a lane under way */
@@ -37,9 +38,11 @@ static __host__ __device__ __forceinline__ int join_words(const cuda_attention &
 }
 
 /* A warp's: a bitmap for each warpgroup, and for each word of it the pages before. */
+enum { JOIN_WORD_BYTES = GROUPS * sizeof(uint32_t) + sizeof(uint16_t) };
+
 static __host__ __device__ __forceinline__ int join_bytes(const cuda_attention &job)
 {
-    return join_words(job) * (int)(GROUPS * sizeof(uint32_t) + sizeof(uint16_t));
+    return join_words(job) * JOIN_WORD_BYTES;
 }
 
 /* Which warpgroups need a page, or those of a word of bitmaps that exactly these need. */
@@ -65,13 +68,9 @@ static __device__ __forceinline__ uint32_t of_kind(const uint32_t (&bits)[GROUPS
  * none of their queries selected; so the pages of each kind (which warpgroups need it) are spread evenly over the
  * union, the n-th of N at (2n + 1)/2N of it, and all warpgroups are busy. totals: pages of each kind. Numbers are small
  * enough to be exact. */
-static __device__ __forceinline__ int find_order(int kind, int n, const float (&totals)[KINDS])
+static __device__ __forceinline__ int find_order(int kind, int n, const float *totals)
 {
-    float own = 1, place = (float)n, before = (float)(2 * n + 1);
-#pragma unroll
-    for (int k = 1; k < KINDS; k++)
-        own = k == kind ? totals[k] : own;
-    float inverse = __fdividef(0.5f, own);
+    float own = totals[kind], place = (float)n, before = (float)(2 * n + 1), inverse = __fdividef(0.5f, own);
 #pragma unroll
     for (int k = 1; k < KINDS; k++) { /* those i of kind k come before with (2i + 1) * own < or <= (2n + 1) * total */
         float x = fmaf(before, totals[k], own + (k < kind ? 0.5f : -0.5f)), count = fmaf(x, inverse, -0.5f);
@@ -88,52 +87,84 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
     constexpr int WORDS = sizeof(union_page) / 4, LOGICAL = WORDS - 2, PHYSICAL = WORDS - 1;
     extern __shared__ uint32_t all_bits[];
     __shared__ uint32_t all_pages[JOIN_WARPS][WORDS][MOST_ORDERED]; /* so that lanes use banks of their own */
-    __shared__ int32_t all_lengths[JOIN_WARPS][2]; /* of the request: kv_len, whole_pages; registers are short */
+    __shared__ int32_t all_lengths[JOIN_WARPS][3]; /* of the request: kv_len, whole_pages, first_page */
+    __shared__ block_counts<JOIN_WARPS> counts;
+    __shared__ uint32_t all_named[JOIN_WARPS][MSA_MAX_TOPK]; /* a bit for each (row, rank): it has a page */
     const cuda_step &step = job.step;
     int lane = threadIdx.x % CUDA_WARP, warp = threadIdx.x / CUDA_WARP, words = join_words(job);
     uint32_t *bits = all_bits + warp * (join_bytes(job) / 4);
     uint16_t *before = (uint16_t *)(bits + GROUPS * words);
+    uint32_t *is_named = all_named[warp], *bins = all_bits + JOIN_WARPS * (join_bytes(job) / 4); /* if it chooses */
     int index = (int)blockIdx.x * JOIN_WARPS + warp, list = (int)blockIdx.y;
     cuda_tile tile = {};
     for (int i = lane; i < GROUPS * words; i += CUDA_WARP)
         bits[i] = 0;
+    if (chooses)
+        clear_counts(job, counts, bins);
     grid_release();
     grid_wait();
     if (index < step.num_tiles)
         tile = step.tiles[index];
-    if (tile.num_rows == 0)
+    if (tile.num_rows == 0) {
+        if (chooses)
+            end_tile(job, counts, bins, list, false);
         return;
+    }
     __syncwarp();
     int64_t first = ((int64_t)list * step.total_q + tile.first_row) * step.topk;
     const cuda_page *own_pages = step.pages + first;
-    int32_t *lengths = all_lengths[warp], first_page = job.own.first_page[tile.request];
+    int32_t *lengths = all_lengths[warp];
     if (lane == 0) {
         lengths[0] = step.requests[tile.request].kv_len;
         lengths[1] = whole_pages(step.requests[tile.request]);
+        lengths[2] = job.own.first_page[tile.request];
     }
-    int ids = tile.num_rows * step.topk, named = 0;
+    int ids = tile.num_rows * step.topk;
     auto warp_of = [&](int id, uint32_t &bit) { /* of the tile, whose row has the id; the row's bit in its masks */
                                                 uint32_t query = (uint32_t)id * job.topk_inverse >> 16,
                                                          of = query * job.width_inverse >> 16;
                                                 bit = of * WARP_ROWS + query - of * (uint32_t)job.width;
                                                 return of;
     };
-    for (int begin = lane; begin < ids; begin += AHEAD * CUDA_WARP) {
+    for (int begin = 0; begin < ids; begin += AHEAD * CUDA_WARP) {
         int32_t logical[AHEAD];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            logical[i] = begin + i * CUDA_WARP < ids ? own_pages[begin + i * CUDA_WARP].logical : -1;
+        for (int i = 0; i < AHEAD; i++) {
+            int id = begin + i * CUDA_WARP + lane;
+            logical[i] = id < ids ? own_pages[id].logical : -1;
+        }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            uint32_t bit, group = warp_of(begin + i * CUDA_WARP, bit) / GROUP_WARPS;
-            if (logical[i] < 0)
-                continue;
-            atomicOr(&bits[group * words + logical[i] / 32], 1u << logical[i] % 32);
-            named++;
+            uint32_t bit, group = warp_of(begin + i * CUDA_WARP + lane, bit) / GROUP_WARPS,
+                          lanes = __ballot_sync(~0u, logical[i] >= 0);
+            if (logical[i] >= 0)
+                atomicOr(&bits[group * words + logical[i] / 32], 1u << logical[i] % 32);
+            if (lane == 0 && begin + i * CUDA_WARP < ids)
+                is_named[begin / CUDA_WARP + i] = lanes;
         }
     }
     __syncwarp();
-    int count = 0, joined = 0, of_kinds[KINDS] = {};
+    if (chooses) {
+        int joined = 0, named = lane < (ids + CUDA_WARP - 1) / CUDA_WARP ? __popc(is_named[lane]) : 0;
+        for (int word = lane; word < GROUPS * words; word += CUDA_WARP)
+            joined += __popc(bits[word]);
+        joined = (int)__reduce_add_sync(~0u, (uint32_t)joined);
+        named = (int)__reduce_add_sync(~0u, (uint32_t)named);
+        if (is_scattered(job, step.requests[tile.request], joined, named)) {
+            make_page_major(job, tile, list, index, [&](int row) {
+                int id = row * step.topk, last = (id + step.topk - 1) / CUDA_WARP;
+                uint32_t of_row = __funnelshift_r(is_named[id / CUDA_WARP], is_named[last], (uint32_t)id);
+                return __popc(of_row & ~0u >> (CUDA_WARP - step.topk));
+            });
+            count_tile(job, counts, bins, tile, list);
+            end_tile(job, counts, bins, list, true);
+            return;
+        }
+        leave_query_major(job, tile, list);
+        end_tile(job, counts, bins, list, false);
+    }
+    int count = 0, of_kinds[KINDS] = {};
+#pragma unroll 1
     for (int word = lane; word < words; word += CUDA_WARP) {
         uint32_t of[GROUPS] = {bits[word], bits[words + word], bits[2 * words + word]};
         int own = __popc(of[0] | of[1] | of[2]), upto = own;
@@ -147,22 +178,15 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
         before[word] = (uint16_t)(count + upto - own);
         count += __shfl_sync(~0u, upto, CUDA_WARP - 1);
     }
-    int total = 0; /* lane k: of kind k */
+    float *totals = (float *)is_named; /* of the kinds; ids are no longer asked for */
 #pragma unroll
     for (int k = 1; k < KINDS; k++) {
         int all = (int)__reduce_add_sync(~0u, (uint32_t)of_kinds[k]);
-        joined += all * (k % 2 + k / 2 % 2 + k / 4);
-        total = lane == k ? all : total;
-    }
-    if (chooses) {
-        if (is_scattered(job, step.requests[tile.request], joined, (int)__reduce_add_sync(~0u, (uint32_t)named))) {
-            make_page_major(job, tile, list, index);
-            return;
-        }
-        leave_query_major(job, tile, list);
+        if (lane == k)
+            totals[k] = (float)all;
     }
     if (lane == 0)
-        write_tile(job, tile, list, index, lengths[0], lengths[1], first_page, count);
+        write_tile(job, tile, list, index, lengths[0], lengths[1], lengths[2], count);
     bool ordered = count <= MOST_ORDERED;
     union_page *result = job.own.unions + first;
     /* Word i of the page at `place` of the union. */
@@ -202,10 +226,6 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
     }
     __syncwarp();
     int left = 0; /* lane k: pages of kind k so far */
-    float totals[KINDS];
-#pragma unroll
-    for (int k = 1; k < KINDS; k++)
-        totals[k] = (float)__shfl_sync(~0u, total, k);
     for (int begin = 0; begin < count; begin += CUDA_WARP) {
         int place = begin + lane, kind = 0;
         uint32_t page = 0, physical = 0;
@@ -214,7 +234,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS, JOIN_BLOCKS)
             physical = ordered ? load_shared_32(here(place, PHYSICAL)) : *there(place, PHYSICAL);
             uint32_t word = page / 32, of[GROUPS] = {bits[word], bits[words + word], bits[2 * words + word]};
             kind = kind_of(of, (int)(page % 32));
-            write_source(job, list, lengths[0], lengths[1], first_page, (int32_t)page, (int32_t)physical);
+            write_source(job, list, lengths[0], lengths[1], lengths[2], (int32_t)page, (int32_t)physical);
         }
         uint32_t same = 0, own_same = 0;
 #pragma unroll
@@ -311,8 +331,13 @@ cudaError_t join_tiles(const pages_job &job, cudaStream_t stream)
 {
     unsigned tiles = (unsigned)job.step.num_tiles, lists = (unsigned)job.step.lists;
     bool chooses = has_page_lists(job);
-    if (joins_few(job))
-        return launch_between(join_few, dim3(grid_blocks(tiles, JOIN_WARPS), lists), JOIN_THREADS,
-                              JOIN_WARPS * join_bytes(job), job.dependent_launch, stream, job, chooses);
+    if (joins_few(job)) {
+        constexpr int MOST_BYTES = JOIN_WARPS * PAGE_WORDS * JOIN_WORD_BYTES + MOST_BINS * 4;
+        int bytes = JOIN_WARPS * join_bytes(job) + (chooses ? count_bins(job) * 4 : 0);
+        cudaError_t error = cudaFuncSetAttribute(join_few, cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_BYTES);
+        return error ? error
+                     : launch_between(join_few, dim3(grid_blocks(tiles, JOIN_WARPS), lists), JOIN_THREADS, bytes,
+                                      job.dependent_launch, stream, job, chooses);
+    }
     return launch_between(join_many, dim3(tiles, lists), JOIN_THREADS, 0, job.dependent_launch, stream, job, chooses);
 }

@@ -54,7 +54,6 @@ struct alignas(16) page_item {
 struct page_memory {
     uint32_t *counters;    /* [lists][places] entries of a place; once all are counted, where its next one goes */
     uint32_t *chunk_items; /* [lists][chunks] items of a chunk */
-    uint32_t *counted;     /* [lists] blocks that have counted their entries */
     uint32_t *chosen;      /* [chunks] some row is page-major */
     uint32_t *query_major; /* [1] some tile is query-major */
     uint32_t *page_major;  /* [1] some tile is page-major; behind query_major */
@@ -102,11 +101,10 @@ static __host__ __device__ __forceinline__ page_memory page_memory_at(const cuda
     int64_t used = m.num_places < ids ? m.num_places : ids; /* places with an entry */
     int64_t step = GROUP_WARPS * warp_queries(job);
     m.most_items = ids / (ITEM_STEPS * step) + used;
-    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks + 1) + m.num_chunks + 4) * 4);
+    m.counter_bytes = (size_t)((lists * (m.num_places + m.num_chunks) + m.num_chunks + 4) * 4);
     m.counters = (uint32_t *)take((int64_t)m.counter_bytes);
     m.chunk_items = m.counters + lists * m.num_places;
-    m.counted = m.chunk_items + lists * m.num_chunks;
-    m.chosen = m.counted + lists;
+    m.chosen = m.chunk_items + lists * m.num_chunks;
     m.query_major = m.chosen + m.num_chunks;
     m.page_major = m.query_major + 1;
     m.taken = m.page_major + 1;

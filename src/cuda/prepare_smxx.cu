@@ -171,6 +171,11 @@ static __global__ void __launch_bounds__(ROW_THREADS) write_rows(const cuda_step
 
 /* ------------------------------------------------------------------------------------------------ lists */
 
+/* What a row sees: keys of a request; -1: none. */
+struct row_view {
+    int32_t request, keys;
+};
+
 /* A lane's id of a row's list; -1: none, or the row is not `there`. */
 template <int LANES>
 static __device__ __forceinline__ int32_t read_id(const cuda_step &step, int64_t list, int64_t row, bool there)
@@ -180,14 +185,20 @@ static __device__ __forceinline__ int32_t read_id(const cuda_step &step, int64_t
     return there && lane < step.topk ? ((const int32_t *)ids)[lane] : -1;
 }
 
+/* Past the last row that is not padding, if lengths are as they should be. Lists are read up to it before it is known
+ * whose the rows are; where a request owns rows past it, theirs are read then. */
+static __device__ __forceinline__ int32_t end_of_rows(const cuda_step &step)
+{
+    return min(step.cu_seqlens_q[step.batch], step.total_q);
+}
+
 /* LANES lanes a list of a row, a lane an id: a warp or, for short lists, half of one. An id's place is the number of
  * smaller ones, which are the lanes before it where a list ascends; of equal ones the first lane's stays. A lane works
  * on EACH lists, rows AT_ONCE apart, so that their loads, of which each needs the one before, wait together. Returns
  * whether an id of the warp's lists is out of range. */
 template <int LANES, int EACH, int AT_ONCE>
 static __device__ __forceinline__ bool write_lists(const cuda_step &step, int64_t list, int64_t first,
-                                                   const cuda_row (&where)[EACH], const int32_t (&kv_len)[EACH],
-                                                   int32_t (&id)[EACH])
+                                                   const row_view (&where)[EACH], int32_t (&id)[EACH])
 {
     int lane = threadIdx.x % LANES, part = threadIdx.x % CUDA_WARP / LANES; /* of the warp */
     int32_t physical[EACH], place[EACH], count[EACH];
@@ -199,7 +210,7 @@ static __device__ __forceinline__ bool write_lists(const cuda_step &step, int64_
         wrong |= outside;
         id[e] = outside ? -1 : id[e];
         int32_t first_key = id[e] * MSA_PAGE_SIZE; /* below 2^20 */
-        bool visible = id[e] >= 0 && first_key <= where[e].position && first_key < kv_len[e];
+        bool visible = id[e] >= 0 && first_key < where[e].keys;
         physical[e] =
             visible
                 ? ((const int32_t *)((const char *)step.page_table + where[e].request * step.page_table_stride))[id[e]]
@@ -231,25 +242,44 @@ static __device__ __forceinline__ bool write_lists(const cuda_step &step, int64_
     return __any_sync(~0u, wrong);
 }
 
-template <int LANES, int EACH> static __global__ void __launch_bounds__(ROW_THREADS) write_pages(const cuda_step step)
+/* Blocks an SM, so that those of 64K lists are at work at once. Compiled for other devices registers would spill. */
+#if __CUDA_ARCH__ == 900
+enum { HALF_WARP_BLOCKS = 16, WARP_BLOCKS = 12 };
+#else
+enum { HALF_WARP_BLOCKS = 1, WARP_BLOCKS = 1 };
+#endif
+
+/* Ids are the caller's, so they come while the launch ahead is at work. What that one needed is there when the next
+ * launch starts (step.cuh: requests_come_first). */
+template <int LANES, int EACH>
+static __global__ void __launch_bounds__(ROW_THREADS, LANES < CUDA_WARP ? HALF_WARP_BLOCKS : WARP_BLOCKS)
+    write_pages(const cuda_step step)
 {
     constexpr int AT_ONCE = ROW_THREADS / LANES;
     int64_t first = (int64_t)blockIdx.x * (AT_ONCE * EACH) + threadIdx.x / LANES;
-    grid_release();
+    int32_t end = end_of_rows(step), id[EACH];
+    row_view where[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++)
+        id[e] = read_id<LANES>(step, blockIdx.y, first + e * AT_ONCE, first + e * AT_ONCE < end);
     grid_wait();
-    cuda_row where[EACH];
-    int32_t kv_len[EACH], id[EACH];
+    grid_release();
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         int64_t row = first + e * AT_ONCE;
-        where[e] = row < step.total_q ? step.rows[row] : cuda_row{-1, -1};
+        where[e] = row_view{-1, 0};
+        if (row < step.total_q)
+            where[e] = row_view{step.rows[row].request, step.rows[row].position + 1};
     }
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
-        kv_len[e] = where[e].request >= 0 ? step.requests[where[e].request].kv_len : 0;
-        id[e] = read_id<LANES>(step, blockIdx.y, first + e * AT_ONCE, where[e].request >= 0);
+        int64_t row = first + e * AT_ONCE;
+        if (where[e].request >= 0)
+            where[e].keys = min(where[e].keys, step.requests[where[e].request].kv_len);
+        if (row >= end)
+            id[e] = read_id<LANES>(step, blockIdx.y, row, where[e].request >= 0);
     }
-    if (write_lists<LANES, EACH, AT_ONCE>(step, blockIdx.y, first, where, kv_len, id) && threadIdx.x % CUDA_WARP == 0)
+    if (write_lists<LANES, EACH, AT_ONCE>(step, blockIdx.y, first, where, id) && threadIdx.x % CUDA_WARP == 0)
         atomicOr(step.error, MSA_ERROR_BIT_LIST_ID);
 }
 
@@ -327,13 +357,6 @@ static __global__ void __launch_bounds__(SCAN_THREADS) cut_parts(const cuda_step
 
 /* ------------------------------------------------------------------------------------------------ by each block */
 
-/* Past the last row that is not padding, if lengths are as they should be. Lists are read up to it before it is known
- * whose the rows are; where a request owns rows past it, theirs are read then. */
-static __device__ __forceinline__ int32_t end_of_rows(const cuda_step &step)
-{
-    return min(step.cu_seqlens_q[step.batch], step.total_q);
-}
-
 /* A block's own copy of the requests. */
 template <int THREADS> struct own_requests {
     cuda_request requests[THREADS];
@@ -368,27 +391,13 @@ static __device__ __forceinline__ uint32_t clean_all(const cuda_step &step, own_
 
 /* ------------------------------------------------------------------------------------------------ small steps */
 
-enum {
-    SMALL_ITEMS = 4096, /* lists of rows, or rows */
-    FEW_THREADS = 256   /* of a block, where a thread each is enough for requests and tiles */
-};
+enum { FEW_THREADS = 256 /* of a block, where a thread each is enough for requests and tiles */ };
 
 /* What is known of the tiles. */
 template <int THREADS> struct small_tiles {
     int32_t before[THREADS];
     uint16_t request[THREADS];
 };
-
-static bool fits_small(const cuda_step &step, int threads)
-{
-    return step.batch <= threads && step.num_tiles <= threads;
-}
-
-static bool is_small(const cuda_step &step)
-{
-    int64_t lists = step.lists ? step.lists : 1;
-    return fits_small(step, SCAN_THREADS) && step.total_q * lists <= SMALL_ITEMS;
-}
 
 /* Where a tile goes, a thread a tile: those of more rows first, by quarters of the most, else as they were. */
 template <int THREADS>
@@ -461,15 +470,13 @@ template <int LANES, int THREADS> static __global__ void __launch_bounds__(THREA
     while (item / A_WARP * A_WARP < items) { /* whole warps go round together */
         int32_t row = item / step.lists;
         int32_t request = item < items ? find_request(own.requests, own.row_end, step.batch, row) : -1;
-        cuda_row where[1] = {{-1, -1}};
-        int32_t kv_len[1] = {0};
-        if (request >= 0) {
-            where[0] = make_row(own.requests[request], request, row);
-            kv_len[0] = own.requests[request].kv_len;
-        }
+        row_view where[1] = {{-1, 0}};
+        if (request >= 0)
+            where[0] = row_view{
+                request, min(make_row(own.requests[request], request, row).position + 1, own.requests[request].kv_len)};
         if (row >= end)
             id[0] = read(item, request >= 0);
-        if (write_lists<LANES, 1, 1>(step, item % step.lists, row, where, kv_len, id))
+        if (write_lists<LANES, 1, 1>(step, item % step.lists, row, where, id))
             error |= MSA_ERROR_BIT_LIST_ID;
         item += each;
         id[0] = read_early(item);

@@ -22,6 +22,26 @@ static cudaError_t launch_between(void (*kernel)(Params...), dim3 grid, int thre
 
 enum { SCAN_THREADS = CUDA_WARP * CUDA_WARP }; /* of the block */
 
+/* Steps as decode has them: `prepare` takes one launch for all of it, by a thread a request and a tile. */
+static inline bool fits_small(const cuda_step &step, int threads)
+{
+    return step.batch <= threads && step.num_tiles <= threads;
+}
+
+static inline bool is_small(const cuda_step &step)
+{
+    constexpr int64_t MOST = 4096; /* lists of rows, or rows */
+    int64_t lists = step.lists ? step.lists : 1;
+    return fits_small(step, SCAN_THREADS) && step.total_q * lists <= MOST;
+}
+
+/* Attention: whether the launch behind the common ones finds the requests prepared when it starts, before it waits: the
+ * launch ahead of it lets it start once it has waited for them itself. */
+static inline bool requests_come_first(const cuda_step &step)
+{
+    return !is_small(step);
+}
+
 struct maximum {
     static __device__ int32_t of(int32_t a, int32_t b)
     {
