@@ -288,6 +288,8 @@ def check_product():
                     "--splits", "2", "--threads", "1,2", "--footprint", "0")
     found = [(r["rows"], r["pages"], r["threads"]) for r in results if r["op"] == "topk"]
     assert found == list(itertools.product([1, 2, 3, 4], [16, 32, 64, 1024], [1, 2])), found
+    one, = bench("topk", "--rows", "0" * 40 + "2K", "--pages", "1")
+    assert one["rows"] == 2048, one["rows"]
     found = [(r["queries"], r["threads"]) for r in results if r["op"] == "combine"]
     assert found == list(itertools.product([2, 4, 6], [1, 2])), found
 
@@ -695,6 +697,11 @@ REFUSED = [
     ("--prefix: not an axis of index --decode", "bench index --decode --prefix 3"),
     ("--queries: 0 is outside", "bench prefill --queries 0"),
     ("--queries: 'x' is not a whole number", "bench prefill --queries x"),
+    ("--queries: '1KK' is not a whole number", "bench prefill --queries 1KK"),
+    ("--queries: 'K' is not a whole number", "bench prefill --queries K"),
+    ("--queries: -1K is outside", "bench prefill --queries -1K"),
+    ("--queries: 2M is outside 1..1048576", "bench prefill --queries 2M"),
+    ("--seed: %s2K is outside" % ("1" * 40), "bench topk --seed %s2K" % ("1" * 40)),
     ("--queries: ',' has an empty value", "bench prefill --queries ,"),
     ("--queries: '3,' has an empty value", "bench prefill --queries 3,"),
     ("--pattern: 'even,,shared' has an empty value", "bench prefill --pattern even,,shared"),
@@ -731,7 +738,7 @@ REFUSED = [
     ("--batch: not an axis of prefill --suite", "bench --suite formal --batch 2"),
     ("--case: 'x' names no case", "bench --suite formal --case x"),
     ("--case: only a --suite", "bench prefill --case x"),
-    ("num_q_heads", "bench prefill --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
+    ("--q-heads: 5 is not 1 to 16 times the 3 KV heads", "bench prefill --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
     ("--kv-heads: 4 is not a multiple of the 3 index heads", "bench layer --index-heads 3 --queries 1 --prefix 1"),
     ("must be 0..1048576", "bench prefill --queries 1M --prefix 1M"),
     ("of memory, the machine has", "bench prefill --queries 1M --prefix 0 --batch 1024 --q-heads 1024 --kv-heads 64"),
@@ -743,7 +750,7 @@ REFUSED = [
     ("--decode: a layer's case", "make -o x --op layer --decode"),
     ("--queries: a case has one value, not 2", "make -o x --queries 1,2"),
     ("one argument too many", "make -o x y"),
-    ("num_q_heads", "make -o x --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
+    ("--q-heads: 5 is not 1 to 16 times the 3 KV heads", "make -o x --q-heads 5 --kv-heads 3 --queries 1 --prefix 1"),
     ("--splits: not an axis of prefill", "make -o x --splits 3"),
     ("--rows: factor of '1:4:x1': 1 is outside 2..", "bench topk --rows 1:4:x1"),
     ("/no/such/folder", "make -o /no/such/folder/x --queries 1 --prefix 1"),

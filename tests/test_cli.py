@@ -365,7 +365,10 @@ def usage():
                            "--poison": ["256", "-1", "x"]}.items():
         for value in values:
             refused(option, "check", option + "=" + value, good)
-    refused("isa", "check", "--isa", "mmx", good)
+    refused("--isa: 'mmx' is none of: best, c, ", "check", "--isa", "mmx", good)
+    assert msa("check", "--isa", "best", good) == msa("check", good)
+    for command in "run", "check", "bench":
+        assert "best|c|avx2" in msa(command, "--help")
 
 
 def device_without_backend():
@@ -467,6 +470,16 @@ def refused_before_the_work():
         refused("-o: '%s' cannot be written" % path, "run", folder.path("no case"), "-o", path)
 
 
+def names_of_cases():
+    """No name of a file makes a line of its own."""
+    for name in "\nok    forged: prefill", "\x1b[31m\r\t\x7f":
+        path = folder.path("case" + name)
+        base("prefill_q8kv4_one_key").write(path)
+        escaped = "".join("\\x%02x" % ord(c) if ord(c) < 32 or ord(c) == 127 else c for c in path)
+        line = msa("check", path)
+        assert line.startswith("ok    " + escaped + ": prefill, ") and line.count("\n") == 1, line
+
+
 def default_threads(of_openmp):
     environment = dict(ENVIRONMENT, OMP_NUM_THREADS=str(of_openmp))
     text = subprocess.run([TOOL, "info", "--json"], env=environment, capture_output=True, check=True).stdout
@@ -550,6 +563,7 @@ def main():
     test("run -o /dev/stdout", output_to_stdout, "run", os.path.join(CASES, "prefill_q8kv4_one_key.safetensors"))
     test("make -o /dev/stdout", output_to_stdout, "make", "--op", "index", "--queries", "1", "--prefix", "0")
     test("outputs are looked at before the work", refused_before_the_work)
+    test("names of cases", names_of_cases)
     test("info", info)
     test("progress", progress)
     all_cases()

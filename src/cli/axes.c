@@ -4,7 +4,8 @@
  */
 #include "axes.h"
 
-#include <stdio.h>
+#include <ctype.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,7 +93,7 @@ static const struct axis_info {
     [AXIS_STRATEGY] = {"strategy", ATTENTION, CHOICE, 0, 0, strategy_names, "default auto",
                        "auto|query-major|page-major"},
     [AXIS_ISA] = {"isa", ALL, CHOICE, 0, 0, isa_names, "cap on the CPU instruction set (default best)",
-                  "c|avx2|avx512|avx512bf16|amx|neon"},
+                  "best|c|avx2|avx512|avx512bf16|amx|neon"},
     [AXIS_THREADS] = {"threads", ALL, NUMBER, 0, 1024, NULL, "CPU threads (default 0: all)", "N"},
 };
 
@@ -208,18 +209,16 @@ static int64_t axis_default(enum axis axis, enum bench_op op, const struct axes 
 /* A whole number, with K or M for 1024 or 1048576 times it. */
 static int parse_size(const char *option, const char *text, int64_t low, int64_t high, int64_t *value)
 {
-    char digits[32];
-    size_t length = strlen(text);
-    int shift = length && text[length - 1] == 'K' ? 10 : length && text[length - 1] == 'M' ? 20 : 0;
-    if (!shift)
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : 0;
+    if (!shift || end == text || end[1] || isspace((unsigned char)text[0]))
         return parse_int(option, text, low, high, value);
-    snprintf(digits, sizeof(digits), "%.*s", (int)length - 1, text);
-    if (parse_int(option, digits, 0, INT32_MAX, value) != CLI_OK)
-        return CLI_BAD;
-    *value *= INT64_C(1) << shift;
-    return *value >= low && *value <= high
-               ? CLI_OK
-               : cli_error("%s: %s is outside %lld..%lld", option, text, (long long)low, (long long)high);
+    if (errno || number < 0 || number > high >> shift || number << shift < low)
+        return cli_error("%s: %s is outside %lld..%lld", option, text, (long long)low, (long long)high);
+    *value = number << shift;
+    return CLI_OK;
 }
 
 static int append(struct axes *axes, enum axis axis, const char *option, int64_t value)

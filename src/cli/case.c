@@ -291,7 +291,7 @@ static int read_separate_cache(struct reader *reader, struct problem *problem)
     problem->k = dense_view(k, row_bytes, heads);
     problem->v = dense_view(v, row_bytes, heads);
 
-    enum presence presence = nvfp4 ? REQUIRED : OPTIONAL; /* scales beside other formats are the library's to refuse */
+    enum presence presence = nvfp4 ? REQUIRED : OPTIONAL; /* scales beside other formats are refused further down */
     TRY(read_tensor(reader, "k_scale", presence, E4M3, "pages Hkv 128 8", &k_scale));
     TRY(read_tensor(reader, "v_scale", presence, E4M3, "pages Hkv 128 8", &v_scale));
     problem->k_scale = dense_view(k_scale, 8, heads);
@@ -347,6 +347,15 @@ static int read_cache(struct reader *reader, struct problem *problem)
     return CLI_OK;
 }
 
+/* A scale of a tensor stands only beside dtypes that have it. */
+static int check_scale(const struct reader *reader, const char *name, const struct tensor *whose, unsigned dtypes)
+{
+    if (!tensor_file_find(reader->file, name) || (dtypes & BIT(whose->dtype)))
+        return CLI_OK;
+    return cli_error("%s: %s must not be given: %s has dtype %s, only %s has it", reader->path, name, whose->name,
+                     tensor_dtype_name(whose->dtype), dtypes == CODES ? "U8 (NVFP4)" : "F8_E4M3");
+}
+
 /* One factor for all heads, or one a KV head. */
 static int read_descale(struct reader *reader, const char *name, struct tensor **descale)
 {
@@ -371,7 +380,18 @@ static int read_attention(struct reader *reader, struct problem *problem)
     if (problem->num_q_heads < 1 || problem->num_kv_heads < 1)
         return cli_error("%s: there are %d query and %d KV heads, expected at least one of each", reader->path,
                          problem->num_q_heads, problem->num_kv_heads);
-    return CLI_OK;
+    int ratio = problem->num_q_heads / problem->num_kv_heads;
+    if (problem->num_q_heads % problem->num_kv_heads || ratio > MSA_MAX_GQA_RATIO)
+        return cli_error("%s: q has %d heads, expected 1 to %d times the %d KV heads", reader->path,
+                         problem->num_q_heads, MSA_MAX_GQA_RATIO, problem->num_kv_heads);
+    const struct tensor *k = problem->k.tensor;
+    TRY(check_scale(reader, "k_scale", k, CODES));
+    TRY(check_scale(reader, "v_scale", k, CODES));
+    TRY(check_scale(reader, "k_global_scale", k, CODES));
+    TRY(check_scale(reader, "v_global_scale", k, CODES));
+    TRY(check_scale(reader, "k_descale", k, E4M3));
+    TRY(check_scale(reader, "v_descale", k, E4M3));
+    return check_scale(reader, "q_descale", problem->q, E4M3);
 }
 
 static int read_index(struct reader *reader, struct problem *problem)
@@ -390,7 +410,10 @@ static int read_index(struct reader *reader, struct problem *problem)
     problem->num_index_pages = get_size(reader, "index_pages");
     if (problem->num_index_heads < 1)
         return cli_error("%s: index_q has no heads", reader->path);
-    return CLI_OK;
+    if (problem->op == OP_LAYER && problem->num_kv_heads % problem->num_index_heads)
+        return cli_error("%s: index_q has %d heads, expected a divisor of the %d KV heads", reader->path,
+                         problem->num_index_heads, problem->num_kv_heads);
+    return check_scale(reader, "index_k_scale", index_k, CODES);
 }
 
 /* Answers of what the operation computes, so that a comparison finds them in the results' shapes. */

@@ -28,6 +28,12 @@ int cli_error(const char *format, ...)
     return CLI_BAD;
 }
 
+void print_name(FILE *stream, const char *name)
+{
+    for (; *name; name++)
+        fprintf(stream, iscntrl((unsigned char)*name) ? "\\x%02x" : "%c", (unsigned char)*name);
+}
+
 int cli_library_error(const char *what)
 {
     return cli_error("%s: %s", what, msa_last_error());

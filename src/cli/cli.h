@@ -15,6 +15,7 @@
 #include <popt.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* Exit statuses, and what every function here that can fail returns. */
 enum {
@@ -35,7 +36,9 @@ int cmd_info(int argc, const char **argv);
 /* Prints "msa: " and the text as one line on stderr (control characters, which may come from a file, become '?').
  * Returns CLI_BAD. */
 int cli_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The same with the message of the library call that just failed: "msa: WHAT: message". */
+/* Prints a name that may hold anything, such as that of a file, on one line: control characters become \xHH. */
+void print_name(FILE *stream, const char *name);
+/* The same as cli_error with the message of the library call that just failed: "msa: WHAT: message". */
 int cli_library_error(const char *what);
 
 /* ---- options */

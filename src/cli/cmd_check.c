@@ -23,8 +23,9 @@ static int check_problem(struct problem *problem, const struct device *device, c
     char summary[1024] = "";
     status = results_compare(&results, problem, summary, sizeof(summary));
     if (status != CLI_BAD) {
-        printf("%s  %s: %s, %s: %s", status == CLI_OK ? "ok  " : "FAIL", problem->name, op_names[problem->op],
-               results.kernels, summary);
+        printf("%s  ", status == CLI_OK ? "ok  " : "FAIL");
+        print_name(stdout, problem->name);
+        printf(": %s, %s: %s", op_names[problem->op], results.kernels, summary);
         if (show_hash)
             printf(", hash %016llx", (unsigned long long)results_hash(&results));
         printf("\n");

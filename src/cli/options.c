@@ -2,7 +2,7 @@
  *
  * options.c - parsing of argument lists, and the options that run and check share.
  */
-#include "cli.h"
+#include "axes.h"
 #include "output.h"
 
 #include <string.h>
@@ -50,7 +50,8 @@ static struct {
 struct poptOption run_option_table[] = {
     {"device", 0, POPT_ARG_STRING, &texts.device, 0, "where to compute (default cpu)", "cpu|cuda[:N]"},
     {"threads", 0, POPT_ARG_STRING, &texts.threads, 0, "CPU threads (default 0: all)", "N"},
-    {"isa", 0, POPT_ARG_STRING, &texts.isa, 0, "cap on the CPU instruction set (see msa info)", "NAME"},
+    {"isa", 0, POPT_ARG_STRING, &texts.isa, 0, "cap on the CPU instruction set (default best; see msa info)",
+     "best|c|avx2|avx512|avx512bf16|amx|neon"},
     {"precision", 0, POPT_ARG_STRING, &texts.precision, 0, "default exact", "exact|fast"},
     {"strategy", 0, POPT_ARG_STRING, &texts.strategy, 0, "default auto", "auto|query-major|page-major"},
     {"plan", 0, POPT_ARG_STRING, &texts.plan, 0, "which plans to use; auto (default): those of the case's op",
@@ -63,16 +64,17 @@ int run_options_read(struct run_options *options)
 {
     *options = (struct run_options)RUN_OPTIONS_INIT;
     int64_t threads = options->threads, poison = options->poison;
-    int precision = options->precision, strategy = options->strategy, plan = options->plan;
+    int isa = 0, precision = options->precision, strategy = options->strategy, plan = options->plan;
     if ((texts.device && parse_device("--device", texts.device, &options->device)) ||
         (texts.threads && parse_int("--threads", texts.threads, 0, CLI_MAX_THREADS, &threads)) ||
+        (texts.isa && parse_choice("--isa", texts.isa, isa_names, &isa)) ||
         (texts.precision && parse_choice("--precision", texts.precision, precision_names, &precision)) ||
         (texts.strategy && parse_choice("--strategy", texts.strategy, strategy_names, &strategy)) ||
         (texts.plan && parse_choice("--plan", texts.plan, plan_names, &plan)) ||
         (texts.poison && parse_int("--poison", texts.poison, 0, 255, &poison)))
         return CLI_BAD;
     options->threads = (int32_t)threads;
-    options->isa = texts.isa;
+    options->isa = isa ? isa_names[isa] : NULL;
     options->precision = (msa_precision)precision;
     options->strategy = (msa_strategy)strategy;
     options->plan = (enum plan_kind)plan;

@@ -32,7 +32,9 @@ void progress_update(double fraction)
     double now = seconds_now();
     if (now - progress.started < 1 || now - progress.updated < 0.2)
         return;
-    fprintf(stderr, "\r%s: %3.0f %%\033[K", progress.what, 100 * fraction);
+    fputc('\r', stderr);
+    print_name(stderr, progress.what);
+    fprintf(stderr, ": %3.0f %%\033[K", 100 * fraction);
     progress.shown = true;
     progress.updated = now;
 }

@@ -297,6 +297,9 @@ static int make(struct workload *workload, size_t footprint, int threads)
         return cli_error("--kv-heads: %lld is not a multiple of the %lld index heads",
                          (long long)point->at[AXIS_KV_HEADS], (long long)point->at[AXIS_INDEX_HEADS]);
     int64_t queries = shape->total_q, q_heads = point->at[AXIS_Q_HEADS], kv_heads = point->at[AXIS_KV_HEADS];
+    if (attention && (q_heads % kv_heads != 0 || q_heads / kv_heads > MSA_MAX_GQA_RATIO))
+        return cli_error("--q-heads: %lld is not 1 to %d times the %lld KV heads", (long long)q_heads,
+                         MSA_MAX_GQA_RATIO, (long long)kv_heads);
 
     double region = (double)shape->total_pages * (double)((format ? 2 * kv_heads * page_bytes(format->kv) : 0) +
                                                           (index_format ? page_bytes(index_format->kv) : 0));
