@@ -15,35 +15,6 @@ struct alignas(16) page_sums {
     float max[2], sum[2]; /* as in row_state; the sum relative to the maximum */
 };
 
-/* Scores to unrounded terms of P. */
-static __device__ __forceinline__ page_sums make_page_terms(float (&s)[64], float scale, const page_view &view)
-{
-    page_sums page;
-    float bias[2];
-    if (view.partial)
-        hide_keys(s, view.keys);
-    lane_maxima(s, page.max);
-    bool plain = true;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        page.max[r] = fmaxf(page.max[r], __shfl_xor_sync(~0u, page.max[r], 1));
-        page.max[r] = fmaxf(page.max[r], __shfl_xor_sync(~0u, page.max[r], 2));
-        bias[r] = fmaf(-page.max[r], scale, LOG2_448);
-        plain = plain && fabsf(bias[r]) <= LARGE_BIAS;
-    }
-    if (!__all_sync(~0u, plain)) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (fabsf(bias[r]) <= LARGE_BIAS)
-                continue;
-            bias[r] = LOG2_448;
-            subtract_maximum(s, r, page.max[r]);
-        }
-    }
-    exponentials(s, scale, bias, page.sum);
-    return page;
-}
-
 /* P to shared memory, 64 rows of 128 bytes, swizzled, by the warp with number `warp`. */
 static __device__ __forceinline__ void store_probabilities(const uint32_t (&p)[16], uint32_t to, uint32_t warp)
 {

@@ -249,6 +249,31 @@ static __device__ __forceinline__ void make_terms(float (&s)[64], float scale, c
     }
 }
 
+/* A page by itself: its rows' maxima, then terms in place and the lane's sums of them, relative to the maximum. */
+template <typename T>
+static __device__ __forceinline__ void make_page_terms(float (&s)[64], float scale, float (&max)[2], float (&sum)[2])
+{
+    constexpr float LOG2_ONE = T::E4M3 ? LOG2_448 : 0;
+    float bias[2];
+    lane_maxima(s, max);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
+        max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
+        bias[r] = fmaf(-max[r], scale, LOG2_ONE);
+    }
+    if (__any_sync(~0u, !(fabsf(bias[0]) <= LARGE_BIAS && fabsf(bias[1]) <= LARGE_BIAS))) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) { /* each row by itself: none depends on its neighbours */
+            if (fabsf(bias[r]) <= LARGE_BIAS)
+                continue;
+            bias[r] = LOG2_ONE;
+            subtract_maximum(s, r, max[r]);
+        }
+    }
+    exponentials(s, scale, bias, sum);
+}
+
 /* ------------------------------------------------------------------------------------------------ one page */
 
 /* The results from `first` on. Rows that do not see the page are left alone, whatever its values are. */

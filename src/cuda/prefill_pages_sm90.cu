@@ -70,33 +70,10 @@ template <typename T> static __device__ __forceinline__ void multiply_queries(fl
 template <typename T>
 static __device__ __forceinline__ void find_terms(float (&s)[64], float scale, float (&max)[2], float (&sum)[2])
 {
-    constexpr float LOG2_ONE = T::E4M3 ? LOG2_448 : 0;
-    float bias[2], part[4] = {};
-    lane_maxima(s, max);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
-        max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
-        bias[r] = fmaf(-max[r], scale, LOG2_ONE);
-    }
-    if (__any_sync(~0u, !(fabsf(bias[0]) <= LARGE_BIAS && fabsf(bias[1]) <= LARGE_BIAS))) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) { /* each row by itself: none depends on its neighbours */
-            if (fabsf(bias[r]) <= LARGE_BIAS)
-                continue;
-            bias[r] = LOG2_ONE;
-            subtract_maximum(s, r, max[r]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 64; i++) {
-        s[i] = exp2_approx(fmaf(s[i], scale, bias[i / 2 % 2]));
-        part[i % 4] += s[i];
-    }
+    make_page_terms<T>(s, scale, max, sum);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         max[r] *= scale;
-        sum[r] = part[2 * r] + part[2 * r + 1];
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
         sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
         sum[r] += sum[r] - sum[r]; /* an infinite one comes from an infinite score */

@@ -154,7 +154,9 @@ static __device__ __forceinline__ void make_terms_alone(const prefill_job &job, 
             uint32_t p[16] = {};
             page_sums page = {};
             if (view.any) {
-                page = make_page_terms(s, m.info[at.stage()].group[0].scale, view);
+                if (view.partial)
+                    hide_keys(s, view.keys);
+                make_page_terms<T>(s, m.info[at.stage()].group[0].scale, page.max, page.sum);
                 pack_probabilities<T>(s, p);
             }
             barrier_wait(shared_address(&m.p_empty[pair]), ((pages - 1) / 2 & 1) ^ 1);
