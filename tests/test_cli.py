@@ -456,7 +456,7 @@ def outputs_that_are_no_plain_files():
 
 def output_to_stdout(*arguments):
     """What leads to the standard output is written through; in a /dev of this test's own."""
-    script = """mount -t tmpfs none /dev && ln -s /proc/self/fd/1 /dev/stdout || exit 77
+    script = """mount -t tmpfs none /dev && mkdir /dev/shm && ln -s /proc/self/fd/1 /dev/stdout || exit 77
         "$@" -o /dev/stdout >"$0" && test -L /dev/stdout"""
     done = private_mounts(script, folder.path("out"), TOOL, *arguments)
     assert done.returncode == 0, done.stderr
