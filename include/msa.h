@@ -23,14 +23,15 @@
  *   in BYTES. MSA_DENSE (what the INIT macros put there) means dense: the next inner axis' extent times its stride. A
  *   stride whose axis has extent <= 1 is not looked at. Negative strides are refused; 0 is allowed for inputs
  *   (broadcast).
- * - Alignment: base and used strides of q, k, v, index_q, index_k and out are multiples of 16 bytes; block scales of
- *   caches of 8; the workspace of 256; everything else of its element size.
+ * - Alignment: base and used strides of q, k, v, index_q, index_k, o_partial and out (merge's states' too) are
+ *   multiples of 16 bytes; block scales of caches of 8; the workspace of 256; everything else of its element size.
  * - Memory is the caller's: no pointer is kept after the work that used it has finished. Buffers named in a step are
  *   read by `prepare` and again by the runs that follow it. Outputs overlap nothing: strides that make an output
  *   overlap itself are refused; overlap between different buffers is the caller's duty and is not looked for. On a CUDA
  *   context every tensor pointer is a device pointer unless its comment says "host"; on a CPU context every pointer is
  *   a host pointer.
  * - Any physical page may serve any number of table slots and requests.
+ * - Sums are FP32. One that overflows counts as an infinity, finite inputs or not: outputs and LSEs it enters are NaN.
  * - Every function that returns msa_status leaves a message for MSA_SUCCESS-unequal results in msa_last_error(), which
  *   names the argument, its value and the rule. Nothing is written before all arguments have passed.
  * - VALUES INSIDE TENSORS never give a status: bad lengths, list ids or physical pages are masked and reported as a bit
@@ -264,7 +265,8 @@ MSA_API msa_status msa_plan_get_info(const msa_plan *plan, msa_plan_info *info);
  * may go page-major, up to 1.03 GiB for partials and 1/topk GiB for queries (E4M3: half of that); plans with
  * MSA_STRATEGY_QUERY_MAJOR need neither. */
 MSA_API size_t msa_plan_workspace(const msa_plan *plan);
-/* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it, it and `run` set it. */
+/* Waits for the stream's work and reads the error word (MSA_ERROR_BIT_*). `prepare` clears it, it and `run` set it. A
+ * step with batch = 0 or total_q = 0 reads no lengths, so it sets no bit. */
 MSA_API msa_status msa_plan_error(msa_plan *plan, uint32_t *bits, msa_stream stream);
 /* NULL is fine. CUDA: the plan's work must have finished. */
 MSA_API void msa_plan_destroy(msa_plan *plan);
@@ -315,7 +317,8 @@ typedef struct msa_index_desc {
     msa_topk_order topk_order;
     msa_precision precision;
     int32_t outputs;         /* MSA_INDEX_SCORES | MSA_INDEX_SELECTION */
-    int32_t max_batch;       /* capacities of a step; 1..2^31-2 */
+    int32_t max_batch;       /* capacities of a step; 1..2^31-2. A CPU plan allocates 48 bytes for each request (CUDA
+                                has them in the workspace), which take memory once steps use them */
     int64_t max_total_q;     /* 1..2^31-1 */
     int64_t max_kv_len;      /* 1..MSA_MAX_KV_LEN */
 } msa_index_desc;
@@ -379,7 +382,7 @@ typedef struct msa_attention_desc {
     msa_strategy strategy;
     msa_scale_order v_scale_order; /* NVFP4 only */
     int32_t partials;          /* 0: run writes out and lse. 1: run writes o_partial, lse_partial and split_counts */
-    int32_t max_batch;         /* capacities of a step; 1..2^31-2 */
+    int32_t max_batch;         /* capacities of a step; 1..2^31-2; see msa_index_desc */
     int64_t max_total_q;       /* 1..2^31-1 */
     int64_t max_kv_len;        /* 1..MSA_MAX_KV_LEN */
 } msa_attention_desc;
@@ -569,7 +572,7 @@ MSA_API msa_status msa_convert(msa_context *context, const msa_convert_args *arg
  * tokens', not the same in every run, and not of one token alone. Other slots are not touched by that.
  * Source dtypes F32, BF16, FP16 go to any cache dtype: to BF16 and FP16 by round-to-nearest-even, to E4M3 and NVFP4 as
  * by msa_quantise (one block = 16 head-dim elements of one token). A source that has the cache's own dtype E4M3 is
- * copied. */
+ * copied byte for byte, whatever the descales. */
 typedef struct msa_cache_write_args {
     size_t size;
     int64_t tokens;              /* N, 0..2^31-1 */
@@ -594,7 +597,8 @@ typedef struct msa_cache_write_args {
     int64_t v_scale_page_stride, v_scale_head_stride, v_scale_token_stride;
     msa_scale_order v_scale_order; /* NVFP4 only */
     const float *k_descale;      /* optional; E4M3: [1] with stride 0 (default) or one a KV head; NVFP4: [1], the global
-                                    scale */
+                                    scale. With src_dtype E4M3 it is taken but has no effect: what is copied was divided
+                                    by it before. v_descale alike */
     int64_t k_descale_stride;
     const float *v_descale;
     int64_t v_descale_stride;

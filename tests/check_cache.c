@@ -309,9 +309,12 @@ void check_cache_write(harness *h)
             cache_test(h, &many_heads[i], false);
             test_end(h);
         }
-    if (test_begin(h, "cache_write", "e4m3-e4m3/copy")) { /* bytes as they are, NaN too */
+    for (int scaled = 0; scaled < 2; scaled++) { /* bytes as they are, NaN too, with descales and without */
+        if (!test_begin(h, "cache_write", "e4m3-e4m3/%s", scaled ? "scaled" : "copy"))
+            continue;
         cache_test(h,
-                   &(cache_spec){.src = MSA_E4M3, .kv = MSA_E4M3, .index_k = MSA_E4M3, .heads = 2, .rows = ROWS_GAPS},
+                   &(cache_spec){.src = MSA_E4M3, .kv = MSA_E4M3, .index_k = MSA_E4M3, .heads = 2, .scaled = scaled,
+                                 .rows = ROWS_GAPS},
                    false);
         test_end(h);
     }

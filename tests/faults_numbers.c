@@ -371,6 +371,55 @@ static void bf16_subnormals(harness *h, const attention_spec *spec)
     same_attention(h, &with, &without, "BF16 subnormals");
 }
 
+/* A BF16 number of either sign and about 2^data, of the place alone; every fourth is 0. */
+static double near_power(const place *where, const void *data)
+{
+    place scaled = *where;
+    double mantissa = coded_hash(where, NULL);
+    scaled.d += D;
+    return mantissa * (1 + coded_hash(&scaled, NULL) / 32) * ldexp(1, *(const int *)data + where->d % 4);
+}
+
+static double element_one(const place *where, const void *data)
+{
+    (void)data;
+    return (where->d + where->token) % 3 ? 0 : coded_hash(where, NULL);
+}
+
+static void any_result(harness *h, trial *t)
+{
+    (void)h;
+    (void)t;
+}
+
+/* Products and sums of BF16 numbers on both sides of 2^-126, where some instructions give 0 and others do not, and
+ * past FP32's largest number: in QK, in PV for P far below 1, and in both. All levels whose sums have one order give the
+ * same bits (which ones, the test of index scores says). */
+static void ends_of_range(harness *h, const attention_spec *spec)
+{
+    static const struct {
+        int power;
+        float sm_scale;
+    } problems[] = {{-62, 0x1p122f}, {62, 0x1p-126f}, {-124, 0x1p124f}, {0, 3}, {0, 20}};
+    if (spec->q_dtype != MSA_BF16 || h->options.device != MSA_DEVICE_CPU) {
+        test_leave_out(h);
+        return;
+    }
+    for (int i = 0; i < (int)(sizeof problems / sizeof problems[0]); i++) {
+        attention_spec s = *spec;
+        s.requests = batch_of(2, LENGTHS(3, 1), LENGTHS(260, 131));
+        s.sm_scale = problems[i].sm_scale;
+        s.data = &problems[i].power;
+        s.q = near_power;
+        s.k = s.v = spec->kv_dtype == MSA_BF16 && i < 2 ? near_power : element_one;
+        s.list = list_all_pages;
+        attention_case *c = attention_new(h, &s);
+        c->t.check = any_result;
+        trial_run(h, &c->t);
+        attention_free(c);
+    }
+}
+
 /* Four channels 30 times as large as the others, as in real activations. */
 static double outliers(const place *where, const void *data)
 {
@@ -537,6 +586,7 @@ void faults_numbers(harness *h)
     each_attention(h, "largest-scale", largest_scale);
     each_attention(h, "faint-page", faint_page);
     each_attention(h, "bf16-subnormals", bf16_subnormals);
+    each_attention(h, "ends-of-range", ends_of_range);
     each_attention(h, "outlier-channels", outlier_channels);
     each_attention(h, "not-finite", not_finite);
 }

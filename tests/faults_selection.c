@@ -399,6 +399,101 @@ static void two_pools(harness *h)
     index_free(index);
 }
 
+/* --------------------------------------------------------------------------------------------- ends of FP32's range */
+
+/* Every key of page p has, at the end, the products odd * 2^-126, then even * 2^-126; without odd, some keys have the
+ * other sign. Sums on x86: below 2^-126 (after rounding) they are 0, and +0 at last. */
+static const struct faint_page {
+    double odd, even, score;
+} faint_pages[] = {
+    {0.5, 0.5, 0},   {0.5, 1, 1},      {1, 0.5, 1.5},    {2, -255.0 / 128, 0}, {1, -0x1p-7, 0},
+    {-1, -0.5, -1.5}, {1, -0x1p-25, 1}, {1, -0x1p-24, 0}, {0, -0.5, 0},
+};
+enum { FAINT_PAGES = sizeof faint_pages / sizeof faint_pages[0] };
+
+static double two_channels(const place *where, const void *data)
+{
+    (void)data;
+    return where->d >= D - 2 ? 0x1p-60 : 0;
+}
+
+static double faint_channels(const place *where, const void *data)
+{
+    (void)data;
+    const struct faint_page *page = &faint_pages[where->page % FAINT_PAGES];
+    double even = page->odd == 0 && where->token % 5 == 1 ? -page->even : page->even;
+    return where->d == D - 1 ? page->odd * 0x1p-66 : where->d == D - 2 ? even * 0x1p-66 : 0;
+}
+
+static void check_faint(harness *h, trial *t)
+{
+    const index_case *c = (const index_case *)t; /* its first member */
+    msa_context_info info = MSA_CONTEXT_INFO_INIT;
+    CHECK_OK(h, msa_context_get_info(t->checked, &info));
+#if defined(__x86_64__)
+    for (int page = 0; page < FAINT_PAGES && strcmp(info.isa, "amx"); page++) { /* which adds in another order */
+        double score = (double)index_scores(c, 0, 0)[page], expected = faint_pages[page].score * 0x1p-126;
+        if (score != expected || signbit(score) != signbit(expected))
+            test_fail(h, "score of page %d is %g, expected %g", page, score, expected);
+    }
+    static const int32_t best[] = {1, 2, FAINT_PAGES};
+    for (int i = 0; i < 3 && strcmp(info.isa, "amx"); i++)
+        CHECK(h, index_topk(c, 0, 0)[i] == best[i]);
+#else
+    (void)c;
+#endif
+}
+
+static void faint_scores(harness *h, const index_spec *spec)
+{
+    if (spec->q_dtype != MSA_BF16 || h->options.device != MSA_DEVICE_CPU) {
+        test_leave_out(h);
+        return;
+    }
+    for (int rows = 1; rows < 40; rows += 30) {
+        index_spec s = *spec;
+        s.requests = batch_of(1, LENGTHS(rows), LENGTHS(FAINT_PAGES * PAGE + rows));
+        s.topk = 3;
+        s.q = two_channels;
+        s.k = faint_channels;
+        index_case *c = index_new(h, &s);
+        c->t.check = check_faint;
+        trial_run(h, &c->t);
+        index_free(c);
+    }
+}
+
+/* About 2^data: products on both sides of 2^-126 or of FP32's largest number. */
+static double hash_power(const place *where, const void *data)
+{
+    return coded_hash(where, NULL) * ldexp(1, *(const int *)data + where->d % 5);
+}
+
+static void any_result(harness *h, trial *t)
+{
+    (void)h;
+    (void)t;
+}
+
+static void ends_of_range(harness *h, const index_spec *spec)
+{
+    static const int powers[] = {-65, 61};
+    if (spec->q_dtype != MSA_BF16 || h->options.device != MSA_DEVICE_CPU) {
+        test_leave_out(h);
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        index_spec s = *spec;
+        s.requests = batch_of(1, LENGTHS(i < 2 ? 2 : 20), LENGTHS(600));
+        s.data = &powers[i % 2];
+        s.q = s.k = hash_power;
+        index_case *c = index_new(h, &s);
+        c->t.check = any_result;
+        trial_run(h, &c->t);
+        index_free(c);
+    }
+}
+
 void faults_selection(harness *h)
 {
     each_index(h, "few-pages", few_pages);
@@ -410,6 +505,8 @@ void faults_selection(harness *h)
     each_index(h, "wide-scores", wide_scores);
     each_index(h, "nan-key", nan_key);
     each_index(h, "close-scores", close_scores);
+    each_index(h, "faint-scores", faint_scores);
+    each_index(h, "ends-of-range", ends_of_range);
     each_index(h, "page-outside", page_outside);
     plain_test(h, "topk", "repeated-ties", repeated_ties);
     plain_test(h, "topk", "nan-scores", nan_scores);

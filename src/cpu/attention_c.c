@@ -14,6 +14,7 @@
  */
 #include "exp2.h"
 #include "kernels.h"
+#include "product_c.h"
 
 static float round_probability(float p, enum cpu_rounding rounding)
 {
@@ -28,14 +29,15 @@ static float round_probability(float p, enum cpu_rounding rounding)
     return p;
 }
 
-static void page_scores(const float *k, const float *q, int keys, float (*scores)[UNIT_LANES])
+static inline __attribute__((always_inline)) void page_scores(const float *k, const float *q, int keys,
+                                                              float (*scores)[UNIT_LANES], const bool exact)
 {
     for (int key = 0; key < keys; key++) {
         float sum[UNIT_LANES] = {0};
         for (int d = 0; d < 128; d += 2)
             for (int lane = 0; lane < UNIT_LANES; lane++) {
-                sum[lane] += k[key * 128 + d + 1] * q[(d + 1) * UNIT_LANES + lane];
-                sum[lane] += k[key * 128 + d] * q[d * UNIT_LANES + lane];
+                sum[lane] = multiply_add(sum[lane], k[key * 128 + d + 1], q[(d + 1) * UNIT_LANES + lane], exact);
+                sum[lane] = multiply_add(sum[lane], k[key * 128 + d], q[d * UNIT_LANES + lane], exact);
             }
         memcpy(scores[key], sum, sizeof sum);
     }
@@ -65,13 +67,30 @@ static void page_softmax(float (*scores)[UNIT_LANES], int keys, struct exp2_scal
     }
 }
 
-static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, const struct cpu_visit *visit)
+/* The sums over the keys of P*V for one d. */
+static inline __attribute__((always_inline)) void value_sums(const float *v, float (*p)[UNIT_LANES], int keys,
+                                                             float *sums, const bool exact)
+{
+    for (int key = 0; key < keys; key += 2)
+        for (int lane = 0; lane < UNIT_LANES; lane++) {
+            if (key + 1 < keys)
+                sums[lane] = multiply_add(sums[lane], v[(key + 1) * SLICE], p[key + 1][lane], exact);
+            sums[lane] = multiply_add(sums[lane], v[key * SLICE], p[key][lane], exact);
+        }
+}
+
+static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, const struct cpu_visit *visit,
+                        struct magnitudes of_k, struct magnitudes of_v)
 {
     float p[128][UNIT_LANES], page_max[UNIT_LANES], page_sum[UNIT_LANES], old_weight[UNIT_LANES],
         page_weight[UNIT_LANES];
     float *max = tile->max + visit->unit * UNIT_LANES, *sum = tile->sum + visit->unit * UNIT_LANES;
     float *acc = tile->acc + visit->unit * 128 * UNIT_LANES;
-    page_scores(k, (const float *)tile->q + visit->unit * 128 * UNIT_LANES, visit->keys, p);
+    const float *q = (const float *)tile->q + visit->unit * 128 * UNIT_LANES;
+    if (products_are_exact(of_k, extend_magnitudes(NO_MAGNITUDES, q, 128 * UNIT_LANES)))
+        page_scores(k, q, visit->keys, p, true);
+    else
+        page_scores(k, q, visit->keys, p, false);
     page_softmax(p, visit->keys, tile->scale, tile->rounding, page_max, page_sum);
     for (int lane = 0; lane < UNIT_LANES; lane++)
         if (visit->lanes >> lane & 1) {
@@ -82,14 +101,14 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
             max[lane] = new_max;
             page_weight[lane] *= tile->v_unit;
         }
+    bool exact = products_are_exact(of_v, extend_magnitudes(NO_MAGNITUDES, p[0], visit->keys * UNIT_LANES));
     for (int d = 0; d < 128; d++) {
         float out[UNIT_LANES] = {0};
-        for (int key = 0; key < visit->keys; key += 2)
-            for (int lane = 0; lane < UNIT_LANES; lane++) {
-                if (key + 1 < visit->keys)
-                    out[lane] += v[(d / SLICE * 128 + key + 1) * SLICE + d % SLICE] * p[key + 1][lane];
-                out[lane] += v[(d / SLICE * 128 + key) * SLICE + d % SLICE] * p[key][lane];
-            }
+        const float *values = v + d / SLICE * 128 * SLICE + d % SLICE;
+        if (exact)
+            value_sums(values, p, visit->keys, out, true);
+        else
+            value_sums(values, p, visit->keys, out, false);
         for (int lane = 0; lane < UNIT_LANES; lane++)
             if (visit->lanes >> lane & 1)
                 acc[d * UNIT_LANES + lane] =
@@ -100,12 +119,15 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
 void attention_c(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visits, int num_visits)
 {
     float *k = page->k_operand, *v = page->v_operand;
+    struct magnitudes of_k, of_v = NO_MAGNITUDES;
     for (int slice = 0; slice < NUM_SLICES; slice++) {
         page->convert_k(&page->k, slice, page->keys, k + slice * SLICE * 128);
         page->convert_v(&page->v, slice, page->keys, v + slice * SLICE * 128);
+        of_v = extend_magnitudes(of_v, v + slice * SLICE * 128, page->keys * SLICE);
     }
+    of_k = extend_magnitudes(NO_MAGNITUDES, k, page->keys * 128);
     for (int i = 0; i < num_visits; i++)
-        attend_unit(tile, k, v, &visits[i]);
+        attend_unit(tile, k, v, &visits[i], of_k, of_v);
 }
 
 void finish_c(const float *acc, const float *factor, int num_lanes, msa_dtype out_dtype, void *const *out)

@@ -11,6 +11,7 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <xmmintrin.h>
 #endif
 #ifdef _OPENMP
 #include <omp.h>
@@ -131,6 +132,28 @@ size_t cpu_kernel_get(const msa_context *context, size_t index, msa_kernel_info 
             device && (!device->capped || isa_within(entry->isa, device->isa)) && isa_supported(entry->isa);
     }
     return count;
+}
+
+/* ------------------------------------------------------------------------------------------------ small results */
+
+uint32_t cpu_begin_flush(void)
+{
+#if defined(__x86_64__)
+    uint32_t mode = _mm_getcsr();
+    _mm_setcsr(mode | _MM_FLUSH_ZERO_ON);
+    return mode;
+#else
+    return 0;
+#endif
+}
+
+void cpu_end_flush(uint32_t mode)
+{
+#if defined(__x86_64__)
+    _mm_setcsr(mode);
+#else
+    (void)mode;
+#endif
 }
 
 /* ------------------------------------------------------------------------------------------------ threads */

@@ -19,7 +19,8 @@
  *
  * The order of every dot product, over d (QK) and over keys (PV): pairs ascending, in a pair the odd element first, then
  * the even one: acc = fma(a[2i+1], b[2i+1], acc); acc = fma(a[2i], b[2i], acc). That is what x86's vdpbf16ps does. All
- * products of BF16, FP16, E4M3 and NVFP4 operands are exact in FP32, so a separate multiply and add gives the same bits.
+ * products of FP16, E4M3 and NVFP4 operands are exact in FP32, and so are those of BF16 inside FP32's normal range: there
+ * a separate multiply and add gives the same bits.
  * AMX alone has another order: tiles.h.
  */
 #ifndef MSA_CPU_H
@@ -187,6 +188,12 @@ static inline size_t cpu_unit_bytes(enum cpu_operand family)
 
 /* Runs task(arg, i, thread) for i in [0, n) on the context's threads. */
 msa_status cpu_parallel(const msa_context *context, size_t n, void (*task)(void *arg, size_t i, size_t thread), void *arg);
+
+/* Around kernels for BF16 queries: on x86 an FP32 result below 2^-126 becomes 0 in between, as it does in vdpbf16ps
+ * whatever the thread's mode is, so that all levels give the same bits. begin returns the thread's mode, which end
+ * restores. */
+uint32_t cpu_begin_flush(void);
+void cpu_end_flush(uint32_t mode);
 
 /* ------------------------------------------------------------------------------------------------ requests.c */
 

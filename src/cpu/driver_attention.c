@@ -450,6 +450,7 @@ static void attend_task(void *arg, size_t index, size_t thread)
     const struct attention_run *run = arg;
     struct thread_memory *memory = (struct thread_memory *)((char *)run->threads + thread * align_up(sizeof *memory));
     int splits = run->plan->num_splits, split = (int)(index % (size_t)splits);
+    bool bf16 = run->plan->attention.q_dtype == MSA_BF16;
     struct tile tile = tile_at(run, (int64_t)(index / (size_t)splits));
     size_t next_item = index + (size_t)run->plan->context->num_threads; /* likely this thread's */
     struct cpu_tile state = {.q = memory->q,
@@ -480,7 +481,10 @@ static void attend_task(void *arg, size_t index, size_t thread)
             struct tile there = tile_at(run, (int64_t)next_item);
             here.ahead = ahead_of_tile(run, &there, memory);
         }
+        uint32_t mode = bf16 ? cpu_begin_flush() : 0;
         run->kernels->attend[run->operand](&state, &here, memory->visits, num_visits);
+        if (bf16)
+            cpu_end_flush(mode);
         if (run->plan->attention.partials)
             write_partials(run, &tile, &state, num_visits, memory);
     }

@@ -244,6 +244,8 @@ static void use_scores(const struct index_run *run, const struct tile *tile, int
     for (int r = 0; r < tile->rows; r++) {
         int32_t n = row_pages(run, tile, r), history = row_history(run, tile, r);
         int32_t end = history < last ? history : last;
+        for (int32_t i = 0; run->q_format == FORMAT_BF16 && args->scores && i < end - first; i++)
+            memory->scores[r][i] += 0.0f; /* a flushed score's sign depends on the order of keys: -0 becomes 0 */
         if (args->scores && end > first)
             memcpy((char *)args->scores + r % tile->heads * args->scores_head_stride +
                        query_row(tile, r) * args->scores_row_stride + (int64_t)first * 4,
@@ -285,7 +287,8 @@ static void score_task(void *arg, size_t index, size_t thread)
     int32_t first = (int32_t)((int64_t)chunks * segment / splits) * PAGE_CHUNK;
     int32_t stop = (int32_t)((int64_t)chunks * (segment + 1) / splits) * PAGE_CHUNK;
     stop = stop < pages ? stop : pages;
-    bool tiles = tile.kernel.operand == OPERAND_TILE;
+    bool tiles = tile.kernel.operand == OPERAND_TILE, bf16 = run->q_format == FORMAT_BF16;
+    uint32_t mode = bf16 ? cpu_begin_flush() : 0;
     if (tiles)
         run->kernels->begin_tiles();
     for (; first < stop; first += PAGE_CHUNK) {
@@ -295,6 +298,8 @@ static void score_task(void *arg, size_t index, size_t thread)
     }
     if (tiles)
         run->kernels->end_tiles();
+    if (bf16)
+        cpu_end_flush(mode);
     if (!run->args->topk)
         return;
     for (int r = 0; r < tile.rows; r++)

@@ -10,8 +10,10 @@
 msa_status cpu_step_create(msa_plan *plan)
 {
     size_t batch = (size_t)plan->max_batch;
+    _Static_assert(sizeof(struct cpu_request) + sizeof(int64_t) == 48, "msa.h, of max_batch, says 48 bytes");
     size_t bytes = sizeof(struct cpu_step) + batch * sizeof(struct cpu_request) + (batch + 1) * sizeof(int64_t);
-    struct cpu_step *prepared = context_alloc(plan->context, bytes);
+    /* Not cleared: prepare writes what is read later, and a capacity that no step uses then takes no memory. */
+    struct cpu_step *prepared = plan->context->alloc(plan->context->alloc_data, bytes);
     if (!prepared)
         return fail(MSA_ERROR_OUT_OF_MEMORY, "max_batch = %d: %zu bytes for the plan could not be allocated",
                     (int)plan->max_batch, bytes);
