@@ -87,7 +87,7 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
     float *max = tile->max + visit->unit * UNIT_LANES, *sum = tile->sum + visit->unit * UNIT_LANES;
     float *acc = tile->acc + visit->unit * 128 * UNIT_LANES;
     const float *q = (const float *)tile->q + visit->unit * 128 * UNIT_LANES;
-    if (products_are_exact(of_k, extend_magnitudes(NO_MAGNITUDES, q, 128 * UNIT_LANES)))
+    if (products_are_exact(of_k, magnitudes_of(q, 128 * UNIT_LANES)))
         page_scores(k, q, visit->keys, p, true);
     else
         page_scores(k, q, visit->keys, p, false);
@@ -101,7 +101,7 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
             max[lane] = new_max;
             page_weight[lane] *= tile->v_unit;
         }
-    bool exact = products_are_exact(of_v, extend_magnitudes(NO_MAGNITUDES, p[0], visit->keys * UNIT_LANES));
+    bool exact = products_are_exact(of_v, magnitudes_of(p[0], visit->keys * UNIT_LANES));
     for (int d = 0; d < 128; d++) {
         float out[UNIT_LANES] = {0};
         const float *values = v + d / SLICE * 128 * SLICE + d % SLICE;
@@ -119,13 +119,15 @@ static void attend_unit(struct cpu_tile *tile, const float *k, const float *v, c
 void attention_c(struct cpu_tile *tile, const struct cpu_page *page, const struct cpu_visit *visits, int num_visits)
 {
     float *k = page->k_operand, *v = page->v_operand;
-    struct magnitudes of_k, of_v = NO_MAGNITUDES;
+    struct magnitudes of_k, of_v = {INT32_MAX, 0};
     for (int slice = 0; slice < NUM_SLICES; slice++) {
         page->convert_k(&page->k, slice, page->keys, k + slice * SLICE * 128);
         page->convert_v(&page->v, slice, page->keys, v + slice * SLICE * 128);
-        of_v = extend_magnitudes(of_v, v + slice * SLICE * 128, page->keys * SLICE);
+        struct magnitudes of_slice = magnitudes_of(v + slice * SLICE * 128, page->keys * SLICE);
+        of_v.least = of_slice.least < of_v.least ? of_slice.least : of_v.least;
+        of_v.most = of_slice.most > of_v.most ? of_slice.most : of_v.most;
     }
-    of_k = extend_magnitudes(NO_MAGNITUDES, k, page->keys * 128);
+    of_k = magnitudes_of(k, page->keys * 128);
     for (int i = 0; i < num_visits; i++)
         attend_unit(tile, k, v, &visits[i], of_k, of_v);
 }

@@ -7,10 +7,12 @@
 #include "product_c.h"
 
 #include <math.h>
+#include <string.h>
 
-static inline __attribute__((always_inline)) void unit_scores(const float *keys, const float *rows, float *best,
+static inline __attribute__((always_inline)) void unit_scores(const float *keys, const float *rows, float *scores,
                                                               const bool exact)
 {
+    float best[UNIT_LANES];
     for (int lane = 0; lane < UNIT_LANES; lane++)
         best[lane] = -INFINITY;
     for (int key = 0; key < 128; key++) {
@@ -23,6 +25,7 @@ static inline __attribute__((always_inline)) void unit_scores(const float *keys,
         for (int lane = 0; lane < UNIT_LANES; lane++)
             best[lane] = sum[lane] > best[lane] ? sum[lane] : best[lane];
     }
+    memcpy(scores, best, sizeof best);
 }
 
 void index_c(const struct cpu_page *page, const void *q, int num_rows, float *scores, int64_t row_stride)
@@ -30,11 +33,11 @@ void index_c(const struct cpu_page *page, const void *q, int num_rows, float *sc
     float *keys = page->k_operand;
     for (int slice = 0; slice < NUM_SLICES; slice++)
         page->convert_k(&page->k, slice, 128, keys + slice * SLICE * 128);
-    const struct magnitudes of_keys = extend_magnitudes(NO_MAGNITUDES, keys, 128 * 128);
+    const struct magnitudes of_keys = magnitudes_of(keys, 128 * 128);
     for (int unit = 0; unit * UNIT_LANES < num_rows; unit++) {
         const float *rows = (const float *)q + unit * 128 * UNIT_LANES;
         float best[UNIT_LANES];
-        if (products_are_exact(of_keys, extend_magnitudes(NO_MAGNITUDES, rows, 128 * UNIT_LANES)))
+        if (products_are_exact(of_keys, magnitudes_of(rows, 128 * UNIT_LANES)))
             unit_scores(keys, rows, best, true);
         else
             unit_scores(keys, rows, best, false);
