@@ -61,6 +61,26 @@ static void empty_calls(harness *h)
         }
 }
 
+/* A step without rows reads no lengths, so bad ones set no bit. */
+static void lengths_without_rows(harness *h)
+{
+    static const int32_t falling[2] = {3, -2}, negative[1] = {-7};
+    for (int i = 0; i < h->num_levels; i++) {
+        msa_attention_desc desc = MSA_ATTENTION_DESC_INIT;
+        msa_plan *plan;
+        uint32_t bits = ~0u;
+        msa_step step = MSA_STEP_INIT;
+        step.batch = 1;
+        step.cu_seqlens_q = falling; /* the host's, on a GPU too */
+        step.kv_lens = negative;
+        CHECK_OK(h, msa_prefill_plan(h->levels[i].one, &desc, &plan));
+        CHECK_OK(h, msa_prefill_prepare(plan, &step, NULL));
+        CHECK_OK(h, msa_plan_error(plan, &bits, NULL));
+        CHECK(h, bits == 0);
+        msa_plan_destroy(plan);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------- refusals, names */
 
 /* Shapes without a kernel are refused when planning, by name; the next good call works. */
@@ -247,6 +267,7 @@ static void lse_base(harness *h)
 void faults_calls(harness *h)
 {
     plain_test(h, "all", "empty-calls", empty_calls);
+    plain_test(h, "all", "lengths-without-rows", lengths_without_rows);
     plain_test(h, "plan", "refusals", refusals);
     plain_test(h, "plan", "kernel-names", kernel_names);
     plain_test(h, "combine", "corners", combine_corners);
