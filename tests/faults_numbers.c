@@ -386,12 +386,6 @@ static double element_one(const place *where, const void *data)
     return (where->d + where->token) % 3 ? 0 : coded_hash(where, NULL);
 }
 
-static void any_result(harness *h, trial *t)
-{
-    (void)h;
-    (void)t;
-}
-
 /* Products and sums of BF16 numbers on both sides of 2^-126, where some instructions give 0 and others do not, and
  * past FP32's largest number: in QK, in PV for P far below 1, and in both. All levels whose sums have one order give the
  * same bits (which ones, the test of index scores says). */
@@ -414,7 +408,7 @@ static void ends_of_range(harness *h, const attention_spec *spec)
         s.k = s.v = spec->kv_dtype == MSA_BF16 && i < 2 ? near_power : element_one;
         s.list = list_all_pages;
         attention_case *c = attention_new(h, &s);
-        c->t.check = any_result;
+        c->t.check = NULL;
         trial_run(h, &c->t);
         attention_free(c);
     }

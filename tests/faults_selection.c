@@ -469,12 +469,6 @@ static double hash_power(const place *where, const void *data)
     return coded_hash(where, NULL) * ldexp(1, *(const int *)data + where->d % 5);
 }
 
-static void any_result(harness *h, trial *t)
-{
-    (void)h;
-    (void)t;
-}
-
 static void ends_of_range(harness *h, const index_spec *spec)
 {
     static const int powers[] = {-65, 61};
@@ -488,7 +482,7 @@ static void ends_of_range(harness *h, const index_spec *spec)
         s.data = &powers[i % 2];
         s.q = s.k = hash_power;
         index_case *c = index_new(h, &s);
-        c->t.check = any_result;
+        c->t.check = NULL;
         trial_run(h, &c->t);
         index_free(c);
     }

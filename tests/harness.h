@@ -104,7 +104,7 @@ struct trial {
     msa_context *checked;                               /* whose results check() looks at */
     msa_status (*open)(trial *t, msa_context *context); /* makes the plan; NULL for stateless calls */
     msa_status (*run)(trial *t, msa_context *context);  /* fills error_bits */
-    void (*check)(harness *h, trial *t);                /* the outputs against the oracle */
+    void (*check)(harness *h, trial *t);                /* the outputs against the oracle; NULL: levels with each other */
 };
 
 /* Adds an output; the caller marks what is written. */
