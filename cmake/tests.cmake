@@ -148,6 +148,7 @@ if(MSA_TOOLS)
     msa_valgrind_test(cases $<TARGET_FILE:msa> check --threads 1 ${small_cases}) # one count: valgrind's word
     msa_add_test(test_cli small ${Python3_EXECUTABLE} tests/test_cli.py $<TARGET_FILE:msa>)
     msa_add_test(test_bad_files small ${Python3_EXECUTABLE} tests/test_bad_files.py $<TARGET_FILE:msa>)
+    msa_add_test(test_make small ${Python3_EXECUTABLE} tests/test_make.py $<TARGET_FILE:msa>)
     msa_add_test(test_bench small ${Python3_EXECUTABLE} tests/test_bench.py $<TARGET_FILE:msa>)
 endif()
 if(NOT MSA_SANITIZE AND NOT MSA_COVERAGE AND NOT CMAKE_CROSSCOMPILING)

@@ -17,6 +17,8 @@ ENVIRONMENT = dict(os.environ, OMP_WAIT_POLICY="passive")  # waiting threads lea
 for sanitizer in "ASAN", "UBSAN", "LSAN", "TSAN":
     ENVIRONMENT[sanitizer + "_OPTIONS"] = "exitcode=99:halt_on_error=1:" + os.environ.get(sanitizer + "_OPTIONS", "")
 TIMEOUT = 300
+ATTENTION_FORMATS = "bf16 fp16 q8kv8 q8kv4 bf16kv8 bf16kv4 fp16kv8 fp16kv4".split()
+INDEX_FORMATS = "bf16 fp8 nvfp4".split()
 
 counts = {"passed": 0, "failed": 0, "skipped": 0}
 
@@ -92,6 +94,11 @@ class Folder(tempfile.TemporaryDirectory):
 
 
 folder = Folder()
+
+
+def read_bytes(name):
+    with open(folder.path(name), "rb") as file:
+        return file.read()
 
 
 def base(name):
